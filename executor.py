@@ -82,9 +82,3 @@ def parse(text, name, tool):
     if called != name:
         return Unparsed(f"the plan was to call {name}, not {called[:60]!r}")
     return Call(name, arguments)
-
-
-if __name__ == "__main__":
-    import doctest
-
-    print("ok" if not doctest.testmod().failed else "not ok")  # the examples in the docstrings

@@ -478,10 +478,8 @@ def update(
 def check_actions(actions: Sequence[Action], num_rollouts: int, temperature: float) -> None:
     """ValueError for what would be a silent mistake in the objective."""
     if any(not 0 <= a.rollout < num_rollouts for a in actions):
-        last = num_rollouts - 1
-        raise ValueError(
-            f"an Action.rollout is outside 0..{last}: renumber the rollouts that are left"
-        )
+        why = "renumber the rollouts that are left"
+        raise ValueError(f"an Action.rollout is outside 0..{num_rollouts - 1}: {why}")
     if not all(a.prompt_ids for a in actions):
         raise ValueError("an action without a prompt: nothing predicts its first token")
     if temperature <= 0:
@@ -547,9 +545,3 @@ def gradient(
         sums["entropy"] -= logp.detach()[counted].sum()
         sums["tokens"] += counted.sum()
     return sums
-
-
-if __name__ == "__main__":
-    import doctest
-
-    print("ok" if not doctest.testmod().failed else "not ok")  # the examples in the docstrings

@@ -61,9 +61,3 @@ def parse(text, cut=False):
     if not answers and not cut:  # what follows the last <answer> that something follows
         answers = [part for part in OPEN.split(text) if part.strip()]
     return answers[-1].strip() if answers else ""
-
-
-if __name__ == "__main__":
-    import doctest
-
-    print("ok" if not doctest.testmod().failed else "not ok")  # the examples in the docstrings

@@ -101,9 +101,3 @@ def shortened(text, excess):
 
 def join(steps):
     return "\n\n".join(step.render() for step in steps) or "No steps yet."
-
-
-if __name__ == "__main__":
-    import doctest
-
-    print("ok" if not doctest.testmod().failed else "not ok")  # the examples in the docstrings

@@ -141,10 +141,9 @@ def parse(text, tools):
     text = after_thinking(text)
     if text is None:
         return Unparsed("the plan never left its thinking: think less.")
+    cure = "Answer in the four lines asked for."
     if len(text) > PLAN_LIMIT:
-        return Unparsed(
-            f"the plan is longer than {PLAN_LIMIT} characters. Answer in the four lines asked for."
-        )
+        return Unparsed(f"the plan is longer than {PLAN_LIMIT} characters. {cure}")
     fields = {}
     for label, value in labelled(text, LABELS):  # value: the text up to the next label
         if label == "Tool":
@@ -154,13 +153,7 @@ def parse(text, tools):
         fields[label] = value
     for label in ("Sub-goal", "Tool"):  # the other two may be missing
         if not fields.get(label):
-            return Unparsed(f"no line '{label}: ...'. Answer in the four lines asked for.")
+            return Unparsed(f"no line '{label}: ...'. {cure}")
     if fields["Tool"] not in tools:
         return Unparsed(f"no tool called {fields['Tool'][:60]!r}. Use one of: {', '.join(tools)}.")
     return Plan(fields.get("Context", ""), fields["Sub-goal"], fields["Tool"])
-
-
-if __name__ == "__main__":
-    import doctest
-
-    print("ok" if not doctest.testmod().failed else "not ok")  # the examples in the docstrings

@@ -138,6 +138,8 @@ def roll_out(
     start = time.perf_counter()
     engines = fixed if isinstance(fixed, dict) else {"default": fixed}
     rollouts = [Rollout(question, Memory(question.question)) for question in questions]
+    ask_model = engines.get("base_generator", engines["default"])
+    ask_model = partial(ask_model, max_new_tokens=max_new_tokens)
     bar = tqdm(total=len(rollouts), unit="rollout", leave=False, delay=1, disable=live or None)
 
     def ask(module, turn, some, prompt):
@@ -162,9 +164,8 @@ def roll_out(
                 print(block(rollout.outputs[-1]), flush=True)
         return [(rollout, c) for rollout, c in zip(some, completions, strict=True) if not c.error]
 
-    written = ask(
-        "analysis", 0, rollouts, lambda r: planner.analysis_prompt(r.memory.question, tools)
-    )
+    prompt = lambda r: planner.analysis_prompt(r.memory.question, tools)
+    written = ask("analysis", 0, rollouts, prompt)
     for rollout, completion in written:
         analysis = after_thinking(completion.text) or ""
         rollout.memory.analysis = truncate(analysis, ANALYSIS_LIMIT)
@@ -189,21 +190,14 @@ def roll_out(
 
         prompt = lambda r: executor.prompt(r.memory.question, r.plans[-1], tools[r.plans[-1].tool])
         written = ask("executor", turn, planned, prompt)
-        called = []  # those of `planned` whose executor wrote something: a Call, or an Unparsed
         for rollout, completion in written:
             name = rollout.plans[-1].tool
             rollout.call = executor.parse(completion.text, name, tools[name])
-            called.append(rollout)
+        called = [rollout for rollout, _ in written]  # each with a Call, or an Unparsed
 
         bar.set_postfix_str(f"turn {turn} tools")
-        results = run_calls(
-            [rollout.call for rollout in called],
-            [rollout.state for rollout in called],
-            tools,
-            partial(
-                engines.get("base_generator", engines["default"]), max_new_tokens=max_new_tokens
-            ),
-        )
+        calls, states = [r.call for r in called], [r.state for r in called]
+        results = run_calls(calls, states, tools, ask_model)
         for rollout, result in zip(called, results, strict=True):
             plan, command = rollout.plans[-1], ""
             if result.failed:

@@ -253,9 +253,3 @@ def problem_with(call, tools):
         if key not in tool.arguments:
             problems.append(f"{call.tool} has no argument {truncate(str(key), 80)!r}")
     return f"Error: {problems[0]}. Example: {tool.example}" if problems else ""
-
-
-if __name__ == "__main__":
-    import doctest
-
-    print("ok" if not doctest.testmod().failed else "not ok")  # the examples in the docstrings

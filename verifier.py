@@ -72,9 +72,3 @@ def parse(text):
     if not values:
         return text.strip(MARKS).upper() == "STOP"
     return all(plain_name(value, ["STOP", "CONTINUE"]) == "STOP" for value in values)
-
-
-if __name__ == "__main__":
-    import doctest
-
-    print("ok" if not doctest.testmod().failed else "not ok")  # the examples in the docstrings

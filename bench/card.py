@@ -61,9 +61,8 @@ LIMITS |= {"night": 540, "smollm": 540, "7b-host": 240, "rehearse": 240}  # seco
 
 def flags():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "parts", nargs="*", metavar="PART", help=f"{', '.join(NAMES)}; default: all"
-    )
+    help = f"{', '.join(NAMES)}; default: all"
+    parser.add_argument("parts", nargs="*", metavar="PART", help=help)
     parser.add_argument("--cpu", action="store_true", help="tiny models on a CPU")
     parser.add_argument("--seconds", type=float, default=4000, help="for all parts (4000)")
     parser.add_argument("--smollm", metavar="FOLDER", help="SmolLM2-135M-Instruct")
@@ -395,9 +394,8 @@ class Watch:
             wall, cpu, lost = (b - a for a, b in zip(self.start, (clock(), *used()), strict=True))
             self.numbers |= dict(ms_a_token=1000 * wall / (self.new - 8), cpu=cpu / wall, lost=lost)
             if not ARGS.cpu:
-                self.profile = torch.profiler.profile(
-                    activities=[torch.profiler.ProfilerActivity.CUDA]
-                )
+                kinds = [torch.profiler.ProfilerActivity.CUDA]
+                self.profile = torch.profiler.profile(activities=kinds)
                 self.profile.start()
         if self.token == self.new - 2 and self.profile:
             clock()
@@ -478,13 +476,10 @@ def peak():
     """GB that tensors took at most since the last call, and that torch reserved for them."""
     if ARGS.cpu:
         return {}
-    found = dict(
-        GB=torch.cuda.max_memory_allocated() / 1e9,
-        reserved_GB=torch.cuda.max_memory_reserved() / 1e9,
-    )
+    taken, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    return found
+    return dict(GB=taken / 1e9, reserved_GB=reserved / 1e9)
 
 
 def host_memory():

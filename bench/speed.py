@@ -98,6 +98,7 @@ def ours(case, lap_ended, plain=False):
     import torch
 
     from fast import trees
+    from fast.prefix import prefill
     from flow_grpo import Action, advantages, distribution, padded, update
     from models.local import ready_to_update, sample, sampling_mode
 
@@ -109,7 +110,8 @@ def ours(case, lap_ended, plain=False):
     while True:
         if case["work"] != "update":
             with sampling_mode(model):
-                completions = sample(model, prompts, [], 1.0, case["new"], distribution, plain)
+                how = 1.0, case["new"], distribution, None if plain else prefill
+                completions = sample(model, prompts, [], *how)
             A = advantages([reward(ids) for ids in completions], groups)[0].tolist()
         if case["work"] != "sample":
             rows = zip(prompts, completions, A, strict=True)
@@ -207,10 +209,8 @@ def worker(side, case):
     def project(optimizer, *_):
         if not gradients:
             weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-            waves = (torch.arange(w.numel()).sin().view_as(w) for w in weights)
-            gradients.append(
-                sum((w.grad * v).sum().item() for w, v in zip(weights, waves, strict=True))
-            )
+            wave = lambda w: torch.arange(w.numel()).sin().view_as(w)
+            gradients.append(sum((w.grad * wave(w)).sum().item() for w in weights))
 
     def lap_ended(tokens):
         """Write what it cost, and wait for the next; False if there is none."""
@@ -281,10 +281,8 @@ def measure(name, case, args):
             laps[side].append(next(running[side]))
     for side in sides:
         running[side].close()
-        cpu, wall, ours = (
-            statistics.median(lap[key] for lap in laps[of])
-            for key, of in (("cpu", side), ("wall", side), ("cpu", "ours"))
-        )
+        middle = lambda key, of: statistics.median(lap[key] for lap in laps[of])
+        cpu, wall, ours = middle("cpu", side), middle("wall", side), middle("cpu", "ours")
         line = f"{name:<13}{side:<8}{cpu:8.3f} CPU s{wall:8.3f} s{cpu / ours:7.2f} times"
         if not toy:
             alone = laps_of(side, case, args, RETURNED_AT_ONCE)
@@ -298,10 +296,8 @@ def difference(case, lap, ours):
     """A warning if a side did not do the same work as ours."""
     if lap["tokens"] != ours["tokens"]:
         return "  OTHER NUMBER OF TOKENS"
-    same = all(
-        math.isclose(*pair, rel_tol=1e-4)
-        for pair in zip(lap["gradient"], ours["gradient"], strict=True)
-    )
+    pairs = zip(lap["gradient"], ours["gradient"], strict=True)
+    same = all(math.isclose(*pair, rel_tol=1e-4) for pair in pairs)
     return "" if same or case["work"] != "update" else "  ANOTHER GRADIENT"
 
 

@@ -43,7 +43,7 @@ from experiments.flows import HEAD, STYLE, safe
 from flow_grpo import Action, objective, padded, token_logps
 from models.completion import Completion
 from models.local import Engine
-from toy.teacher import TOOLS, Known, plan
+from toy.teacher import TOOLS, Known, ids_of, plan
 
 FOLDER = f"{Path(train.__file__).parent}/"  # as tracebacks name it
 PAGE, STOPS = ROOT / "docs/tour.html", ROOT / "docs/tour.txt"
@@ -85,8 +85,7 @@ def play(engine, prompts, temperature=0.0, max_new_tokens=None, sample=Engine.__
         tools = next(tools for tools in left[question] if tools.startswith(past))
         goal, *_ = known.resolve(re.search(r"Objective: the \w+ (\w+ of \w+)", prompt)[1])
         text = plan(known.pointer or "none", goal, LETTERS[tools[len(past)]])
-        ids = engine.tokenizer(text)["input_ids"] + engine.chat.stops[:1]
-        completions.append(Completion(text, engine.chat.encode(prompt), ids))
+        completions.append(Completion(text, engine.chat.encode(prompt), ids_of(engine, text)))
     return completions
 
 
@@ -141,10 +140,7 @@ def recorder(moments):
 def by_tool(completion, *engines):
     """[(tool, its π by each engine)], at the token where this plan names its tool."""
     texts = [re.sub(r"(?<=Tool: )\w+", tool, completion.text) for tool in TOOLS]
-    stops, tokenizer = engines[0].chat.stops[:1], engines[0].tokenizer
-    plans = [
-        Action(completion.prompt_ids, tokenizer(text)["input_ids"] + stops, 0) for text in texts
-    ]
+    plans = [Action(completion.prompt_ids, ids_of(engines[0], text), 0) for text in texts]
     [batch] = padded(engines[0].model, plans, token_budget=10_000)
     with torch.no_grad():
         logps = [token_logps(engine.model, batch, temperature=0.7) for engine in engines]
@@ -218,9 +214,8 @@ def quoted(place, ranges):
         indent = len(line) - len(line.lstrip())
         soft = r'<span class="gap">\1</span><em>\2</em>'
         text = re.sub("( *)((?:^|  )# .*)", soft, escape(line, False))
-        html += (
-            f'<span class="line" style="--n:{indent}ch">{text}</span>' if line[40:] else f"{text}\n"
-        )
+        wrapped = f'<span class="line" style="--n:{indent}ch">{text}</span>'
+        html += wrapped if line[40:] else f"{text}\n"
     return f"{html}</pre>"
 
 

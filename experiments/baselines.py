@@ -37,7 +37,7 @@ import planner
 import solve
 import train
 from fast import trees
-from flow_grpo import Action, distribution, update
+from flow_grpo import distribution, update
 from memory import Memory, Step
 from models import local
 from models.completion import Completion
@@ -65,12 +65,10 @@ class Perfect:
         self.teacher, self.engine = teacher, engine
 
     def __call__(self, prompts, **how):
-        encode, stop = self.engine.tokenizer.encode, self.engine.chat.stops[0]
-        texts = [completion.text for completion in self.teacher(prompts)]
-        ids = [[*encode(text, add_special_tokens=False), stop] for text in texts]
+        encode, texts = self.engine.chat.encode, [c.text for c in self.teacher(prompts)]
         return [
-            Completion(text, self.engine.chat.encode(prompt), answer)
-            for prompt, text, answer in zip(prompts, texts, ids, strict=True)
+            Completion(text, encode(prompt), teacher.ids_of(self.engine, text))
+            for prompt, text in zip(prompts, texts, strict=True)
         ]
 
 
@@ -94,10 +92,7 @@ def imitate(model, rollouts, steps, lr, seed):
     size = DEFAULTS["questions"] * DEFAULTS["group_size"] // DEFAULTS["minibatches"]
     for step in range(1, steps * DEFAULTS["minibatches"] + 1):
         batch = rng.sample(rollouts, min(size, len(rollouts)))
-        turns = [
-            (i, completion) for i, rollout in enumerate(batch) for completion in rollout.sampled
-        ]
-        actions = [Action(c.prompt_ids, c.ids, i, A=1.0) for i, c in turns]
+        actions = train.actions_of(batch, torch.ones(len(batch)))
         settings = dict(temperature=1.0, clip=(0.2, 0.3), beta=0, minibatches=1, rows=trees.rows)
         metrics = update(model, None, optimizer, actions, range(len(batch)), **settings)
         if step % 20 == 0:
@@ -108,12 +103,8 @@ def cast():
     """(the toy, its tools, its questions as {split: dicts}, the perfect planner)"""
     engine, world = local.load(TOY, distribution, "cpu"), World()
     tools, made = choose(list(teacher.TOOLS), f"{TOY}/corpus.jsonl"), splits(world)
-    return (
-        engine,
-        tools,
-        made,
-        Perfect(Teacher(made["train"] + made["test"], world.known()), engine),
-    )
+    plans = Perfect(Teacher(made["train"] + made["test"], world.known()), engine)
+    return engine, tools, made, plans
 
 
 def perfect(args):
@@ -165,29 +156,24 @@ def roll_out(
     fixed,
     tools,
     judge=None,
-    *,
     max_turns=3,
     temperature=0.7,
     max_new_tokens=None,
-    trained=("planner",),
+    trained=(),
 ):
     """In the place of solve.roll_out(): up to max_turns steps of a monolith, then its answer."""
     rollouts = [solve.Rollout(question, Memory(question.question)) for question in questions]
     so_far = {id(rollout): "" for rollout in rollouts}
     engines = fixed if isinstance(fixed, dict) else {"default": fixed}
-    ask_model = engines.get("base_generator", engines["default"])
-    how = dict(temperature=temperature, max_new_tokens=max_new_tokens)
+    limit = {"max_new_tokens": max_new_tokens}
+    ask_model = partial(engines.get("base_generator", engines["default"]), **limit)
+    fill = partial(PROMPT.format, tools=planner.describe_all(tools))
+    prompt = lambda r: fill(question=indented(r.question.question), so_far=so_far[id(r)])
     for turn in range(1, max_turns + 2):
         live = [rollout for rollout in rollouts if not rollout.stopped and not rollout.failed]
-        described = planner.describe_all(tools)
-        prompts = [
-            PROMPT.format(
-                tools=described, question=indented(r.question.question), so_far=so_far[id(r)]
-            )
-            for r in live
-        ]
-        acting = []
-        for rollout, c in zip(live, policy(prompts, **how) if live else [], strict=True):
+        prompts, acting = list(map(prompt, live)), []
+        written = policy(prompts, temperature=temperature, **limit) if live else []
+        for rollout, c in zip(live, written, strict=True):
             rollout.add_output(turn, "planner", c.text, c.tokens, 0.0, c.cut, len(c.ids))
             if c.error:
                 rollout.failed = f"monolith: {c.error}"
@@ -200,7 +186,7 @@ def roll_out(
             rollout.plans.append(Plan("", thought, tool))
             acting.append((rollout, c.text))
         calls, states = [r.call for r, _ in acting], [r.state for r, _ in acting]
-        results = run_calls(calls, states, tools, partial(ask_model, max_new_tokens=max_new_tokens))
+        results = run_calls(calls, states, tools, ask_model)
         for (rollout, text), result in zip(acting, results, strict=True):
             plan, call = rollout.plans[-1], str(rollout.call)
             step = Step(turn, plan.tool, plan.sub_goal, call, result.text, result.error)
@@ -251,9 +237,8 @@ def warm(args):
     engine, rng = local.load(TOY, distribution, "cpu"), random.Random(args.seed)
     torch.manual_seed(args.seed)
     solve.roll_out = teach
-    encode, stop = partial(engine.tokenizer.encode, add_special_tokens=False), engine.chat.stops[0]
     examples = make.rollout_examples(args.rollouts, rng)
-    pairs = [(engine.chat.encode(prompt), [*encode(text), stop]) for prompt, text in examples]
+    pairs = [(engine.chat.encode(s), teacher.ids_of(engine, a)) for s, a in examples]
     make.learn(engine, make.batches_of([(pairs, 1, False)], rng), args.steps, 2e-3)
     save(engine, args.out)
 
@@ -272,9 +257,8 @@ def main():
         train.actions_of = last_actions
         return train.train(train.settings(train.given(sys.argv[2:])))
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    commands = parser.add_subparsers(
-        required=True, metavar="sft, perfect, warm, ...", dest="command"
-    )
+    names = "sft, perfect, warm, ..."
+    commands = parser.add_subparsers(required=True, metavar=names, dest="command")
     add = commands.add_parser("sft").add_argument
     add("traces", choices=["own", "perfect"], help="whose rollouts are imitated")
     add("out", type=Path, help="the checkpoint's folder")

@@ -105,13 +105,8 @@ def main():
     for line, name in mixed(args.runs):
         print(f"the runs of {line} differ in {name}")
     lines = lines_of(args.runs)
-    known = {
-        column
-        for seeds in lines.values()
-        for rows in seeds
-        for row in rows.values()
-        for column in row
-    }
+    steps = (row for seeds in lines.values() for rows in seeds for row in rows.values())
+    known = set().union(*steps)
     if missing := [column for column in args.columns if column not in known]:
         parser.error(f"there is no column {missing[0]}: choose from {', '.join(sorted(known))}")
     plt.rcParams["figure.constrained_layout.use"] = True

@@ -154,9 +154,8 @@ def rollout_shown(label, record, A):
 
 
 def box(kind, title, text):
-    return (
-        f'<div class="box {kind}"><div class="who">{safe(title)}</div><pre>{safe(text)}</pre></div>'
-    )
+    who = f'<div class="who">{safe(title)}</div>'
+    return f'<div class="box {kind}">{who}<pre>{safe(text)}</pre></div>'
 
 
 def page(title, sections, notes=None):
@@ -193,13 +192,8 @@ def main():
     help = "steps of a training run (default: the first, one in the middle, the last)"
     add("--steps", nargs="+", type=numbers, default=[], metavar="N-M", help=help)
     add("--title", help="of the page (default: the folders)")
-    add(
-        "--notes",
-        type=notes,
-        default={},
-        metavar="FILE",
-        help='lines "NUMBER: a note on a question"',
-    )
+    help = 'lines "NUMBER: a note on a question"'
+    add("--notes", type=notes, default={}, metavar="FILE", help=help)
     add("--out", type=Path, help="the page (default: flows.html in the first folder)")
     args = parser.parse_args()
     sections = sections_of(args.folders, {step for some in args.steps for step in some})

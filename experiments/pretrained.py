@@ -119,21 +119,16 @@ def shown(plans, rng):
     bare = [pair for pair in plans if "\nContext: none\n" in pair[1]]
     filled = [pair for pair in plans if "\nContext: none\n" not in pair[1]]
     some = rng.sample(filled, PLANS // 2) + rng.sample(bare, PLANS // 2)
-    starts = [(prompt, text.rpartition("Tool: ")[0]) for prompt, text in some]
-    return [
-        (prompt, [f"{start}Tool: {tool}" for tool in teacher.TOOLS]) for prompt, start in starts
-    ]
+    with_each = lambda text: [text.rpartition("Tool: ")[0] + f"Tool: {t}" for t in teacher.TOOLS]
+    return [(prompt, with_each(text)) for prompt, text in some]
 
 
 def imitate(engine, examples, optimizer):
     """One step of supervised learning: -log π a token before it.
 
     At ρ = 1 the gradient of Flow-GRPO's objective with A = 1 is that of the log-likelihood."""
-    encode, stop = engine.tokenizer.encode, engine.chat.stops[0]
     actions = [
-        Action(
-            engine.chat.encode(prompt), [*encode(text, add_special_tokens=False), stop], n, A=1.0
-        )
+        Action(engine.chat.encode(prompt), teacher.ids_of(engine, text), n, A=1.0)
         for n, (prompt, texts) in enumerate(examples)
         for text in texts
     ]

@@ -20,7 +20,6 @@ import os
 import re
 import shlex
 import shutil
-import statistics
 import subprocess
 import sys
 from collections import Counter
@@ -28,6 +27,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from statistics import fmean, stdev
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -154,8 +154,7 @@ def run(folder, command, fork=""):
         if done.read_text() != version():
             print(f"{folder} was made by other code; to make it again, delete {done}")
         return
-    if out.exists():
-        shutil.rmtree(out)
+    shutil.rmtree(out, ignore_errors=True)
     STUDY.mkdir(parents=True, exist_ok=True)
     words = [sys.executable, *shlex.split(command.format(out=out))]
     with open(STUDY / f"{folder}.txt", "w") as log:
@@ -288,8 +287,8 @@ def interval(values):
     """'0.915 ± 0.062', or one value alone."""
     if len(values) == 1:
         return f"{values[0]:.3f}"
-    half = T[len(values) - 2] * statistics.stdev(values) / len(values) ** 0.5
-    return f"{statistics.fmean(values):.3f} ± {half:.3f}"
+    half = T[len(values) - 2] * stdev(values) / len(values) ** 0.5
+    return f"{fmean(values):.3f} ± {half:.3f}"
 
 
 def holm(ps):
@@ -310,24 +309,17 @@ def table(lines, versus, same=False):
     values = {name: [float(line["accuracy"]) for line in some] for name, some in rows.items()}
     others = [name for name in rows if name != versus and len(values[name]) > 1]
     # study.csv has four digits of an accuracy: gaps that differ by less are equal
-    ps = dict(
-        zip(
-            others,
-            holm([permutation(values[name], values[versus], 3e-4) for name in others]),
-            strict=True,
-        )
-    )
+    ps = holm([permutation(values[name], values[versus], 3e-4) for name in others])
+    p_of = dict(zip(others, ps, strict=True))
     shown = [["planner", "accuracy", "each seed", "questions", "turns", "errors, %"]]
     shown[0] += [f"minus {versus}"] + ["p, Holm"] * (not same)
     for name, some in rows.items():
-        means = [
-            statistics.fmean(float(line[column]) for line in some) for column in ("turns", "errors")
-        ]
+        means = [fmean(float(line[key]) for line in some) for key in ("turns", "errors")]
         cells = [name, interval(values[name]), " ".join(f"{v:.2f}" for v in values[name])]
         cells += [some[0]["n"], f"{means[0]:.2f}", f"{100 * means[1]:.1f}"]
         if name in others:
             cells += [interval([a - b for a, b in zip(values[name], values[versus], strict=True)])]
-            cells += [f"{ps[name]:.2g}"] * (not same)
+            cells += [f"{p_of[name]:.2g}"] * (not same)
         shown.append(cells + [""] * (len(shown[0]) - len(cells)))
     return markdown(shown)
 
@@ -344,10 +336,8 @@ def tools_table():
         cells = [" → ".join(map(str, totals))]
         for tool in tools:
             found = counts["frozen", last, tool], counts["Flow-GRPO", last, tool]
-            shares = (
-                f"{100 * n / total:.0f}" if total else "-"
-                for n, total in zip(found, totals, strict=True)
-            )
+            pairs = zip(found, totals, strict=True)
+            shares = (f"{100 * n / total:.0f}" if total else "-" for n, total in pairs)
             cells.append(" → ".join(shares))
         shown.append([last, *cells])
     return markdown(shown)
@@ -374,15 +364,14 @@ def rates_table():
     shown = [["baseline, learning rate", "mean", "each seed"]]
     for row, values in sorted(found.items()):
         each = " ".join(f"{value:.2f}" for value in values)
-        shown.append([row, f"{statistics.fmean(values):.3f}", each])
+        shown.append([row, f"{fmean(values):.3f}", each])
     return markdown(shown)
 
 
 def pretrained_table():
     """What pretrained.py has written, for people."""
-    shown = [
-        ["model", "planner", "accuracy", "pages", "calculations", "errors, %", "reward in training"]
-    ]
+    shown = [["model", "planner", "accuracy", "pages", "calculations", "errors, %"]]
+    shown[0].append("reward in training")
     for row in read("pretrained"):
         shares = [f"{float(row[name]):.2f}" for name in ("accuracy", "page", "calculation")]
         steps = [f"{float(row[name]):.2f}" for name in ("first_steps", "last_steps") if row[name]]
@@ -417,18 +406,12 @@ def write_tables():
     for name, versus in (VERSUS | MADE_WITH_K3).items():
         if some := [line for line in lines if line["table"] == name]:
             tables[name] = table(some, versus, same=name == "budget")
-    routers = [
-        [row["rule"], RULES[row["rule"]], f"{float(row['accuracy']):.3f}"]
-        for row in read("routers")
-    ]
+    scores = {row["rule"]: f"{float(row['accuracy']):.3f}" for row in read("routers")}
+    routers = [[rule, RULES[rule], accuracy] for rule, accuracy in scores.items()]
     tables["routers"] = markdown([["rule", "picks the tool by", "accuracy"], *routers])
     for name, made in tables.items():
-        text = re.sub(
-            rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)",
-            lambda found, made=made: f"{found[1]}{made}\n{found[2]}",
-            text,
-            flags=re.DOTALL,
-        )
+        marks = rf"(?s)(<!-- {name} -->\n).*?(<!-- /{name} -->)"
+        text = re.sub(marks, lambda found, made=made: f"{found[1]}{made}\n{found[2]}", text)
     path.write_text(text, encoding="utf-8")
     draw()
 
@@ -473,13 +456,8 @@ def levels():
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add = parser.add_argument
-    add(
-        "--only",
-        nargs="+",
-        choices=[*VERSUS, "rates"],
-        default=list(VERSUS),
-        help="tables (default: all)",
-    )
+    help = "tables (default: all)"
+    add("--only", nargs="+", choices=[*VERSUS, "rates"], default=list(VERSUS), help=help)
     add("--seeds", type=int, default=5, help="of each row (default: 5)")
     add("--workers", type=int, default=1, help="runs at a time")
     add("--tables", action="store_true", help="run nothing")
@@ -488,7 +466,6 @@ def main():
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         rows = [row for row in all_rows(args.seeds) if row.table in args.only]
         run_all(rows, args.workers)
-        RESULTS.mkdir(exist_ok=True)
         collect(rows)
     write_tables()
 

@@ -106,10 +106,8 @@ def tree(row):
 def layout(rows):
     """The micro-batch of some rows, each a list of actions."""
     trees = [tree(row) for row in rows]
-    x, depths, ends = (
-        pad_sequence([torch.tensor(numbers) for numbers in each], batch_first=True)  # (B, L)
-        for each in list(zip(*trees, strict=True))[:3]
-    )
+    matrix = lambda lists: pad_sequence(list(map(torch.tensor, lists)), batch_first=True)
+    x, depths, ends = map(matrix, list(zip(*trees, strict=True))[:3])  # (B, L) each
     place = [n * x.shape[1] + node for n, (*_, nodes) in enumerate(trees) for node in nodes]
     branched = any(len(row) > 1 for row in rows)
     settings = {"position_ids": depths, "attention_mask": mask(ends)} if branched else {}

@@ -197,8 +197,7 @@ def restore(checkpoint, optimizer):
             raise Mistake(f"{file} is of step {step}")
         states.append(state)
     try:
-        optimizer.load_state_dict(
-            sharded.divided(states, optimizer.weights) if other else states[0]
-        )
+        state = sharded.divided(states, optimizer.weights) if other else states[0]
+        optimizer.load_state_dict(state)
     except DAMAGED as why:
         raise Mistake(f"{file} does not fit this model: {why}") from why

@@ -15,6 +15,7 @@ def summary(rollouts):
         n, errors, seconds = calls.get(name, (0, 0, 0.0))
         calls[name] = n + 1, errors + step.error, seconds + step.seconds
     tokens = [output["tokens"] for output in outputs if output["module"] != "judge"]
+    cut = lambda name: share(o.get("cut", False) for o in outputs if o["module"] == name)
     return {
         "accuracy": share(rollout.right for rollout in rollouts),
         "turns": len(steps) / len(rollouts),
@@ -23,8 +24,8 @@ def summary(rollouts):
         "undecided": sum(rollout.undecided for rollout in rollouts),
         "tokens": sum(tokens) / len(rollouts),
         "calls": dict(sorted(calls.items())),
-        "cut_plans": share_cut(outputs, "planner"),
-        "cut_answers": share_cut(outputs, "generator"),
+        "cut_plans": cut("planner"),
+        "cut_answers": cut("generator"),
     }
 
 
@@ -32,10 +33,6 @@ def share(flags):
     """The share of flags that are true; 0 of none."""
     flags = list(flags)
     return sum(flags) / max(1, len(flags))
-
-
-def share_cut(outputs, module):
-    return share(output.get("cut", False) for output in outputs if output["module"] == module)
 
 
 def interval(p, n, z=1.96):

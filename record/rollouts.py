@@ -74,10 +74,11 @@ def block(output):
 
 def trace(question, rollout):
     """A finished rollout as text: what every module and tool wrote, turn by turn."""
-    lines = [f"Question: {question.question}", *map(block, rollout.outputs), ending(rollout)]
-    return printable("\n".join(lines))
+    question = printable(f"Question: {question.question}")
+    return "\n".join([question, *map(block, rollout.outputs), ending(rollout)])
 
 
 def ending(rollout):
     """The last line of a trace."""
-    return f"Failed: {rollout.failed}" if rollout.failed else f"Answer: {rollout.answer}"
+    end = f"Failed: {rollout.failed}" if rollout.failed else f"Answer: {rollout.answer}"
+    return printable(end)

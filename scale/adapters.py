@@ -35,9 +35,8 @@ def add(model, rank):
     keeps float32 masters of them (masters.py)."""
     peft = local.peft()
     names = sorted({name.rpartition(".")[2] for name in layers(model)})
-    config = peft.LoraConfig(
-        r=rank, lora_alpha=2 * rank, target_modules=names, task_type="CAUSAL_LM"
-    )
+    settings = dict(lora_alpha=2 * rank, target_modules=names, task_type="CAUSAL_LM")
+    config = peft.LoraConfig(r=rank, **settings)
     return peft.get_peft_model(model, config, autocast_adapter_dtype=False)
 
 
@@ -84,13 +83,8 @@ def moved(policy, frozen):
     largest = total = changed = number = 0
     for before, after in pairs:
         change = (after - before).abs()
-        largest, total = (
-            max(largest, change.max().item()),
-            total + change.sum(dtype=torch.float32).item(),
-        )
-        changed, number = changed + change.count_nonzero().item(), number + change.numel()
-    return {
-        "moved_max": largest,
-        "moved_mean": total / number,
-        "moved_share": changed / number,
-    }
+        largest = max(largest, change.max().item())
+        total += change.sum(dtype=torch.float32).item()
+        changed += change.count_nonzero().item()
+        number += change.numel()
+    return {"moved_max": largest, "moved_mean": total / number, "moved_share": changed / number}

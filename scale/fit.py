@@ -72,13 +72,10 @@ def sizes(name, rank=32):
     # numbers that autograd keeps of a token in a layer, as a test measures them
     layer = 9 * d + 4 * wide + (5 if normed else 2) * (queries + keys)
     passing = 2 * d + 3 * wide  # its gradients in the layer whose turn it is
-    ends = {
-        id(end.weight): end.weight.numel()
-        for end in (model.get_input_embeddings(), model.get_output_embeddings())
-    }
+    ends = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     return Sizes(
         weights=model.num_parameters(),
-        ends=sum(ends.values()),
+        ends=sum(weight.numel() for weight in {*ends}),  # one, if they are tied
         adapters=adapters.count(model, rank),
         checkpointed=depth * d + layer + passing,
         kept=depth * layer + passing,
@@ -211,11 +208,8 @@ def gigabytes(card, on_host):
 
 def shown(way):
     """{"lora": 32, "gradient_checkpointing": True} -> "--lora 32 --gradient-checkpointing" """
-    words = [
-        f"--{name.replace('_', '-')}" + f" {value}" * (value is not True)
-        for name, value in way.items()
-        if value
-    ]
+    given = {name.replace("_", "-"): value for name, value in way.items() if value}
+    words = [f"--{name}" + f" {value}" * (value is not True) for name, value in given.items()]
     return "all weights, " * (not way.get("lora")) + " ".join(words)
 
 
@@ -225,9 +219,8 @@ def free_memory(device):
     if not Path("/proc/meminfo").exists():  # not Linux
         return gpu, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     host = 1024 * int(re.search(r"MemAvailable:\s*(\d+)", Path("/proc/meminfo").read_text())[1])
-    limit, used, stat = (
-        Path(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current", "stat")
-    )
+    names = "max", "current", "stat"
+    limit, used, stat = (Path(f"/sys/fs/cgroup/memory.{name}") for name in names)
     if limit.exists() and limit.read_text().strip() != "max":
         # a cache of files is given back on demand
         cached = re.search(r"^inactive_file (\d+)", stat.read_text(), re.M)[1]
@@ -236,9 +229,8 @@ def free_memory(device):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        prog="python -m scale.fit", description="What train.py would choose."
-    )
+    about = "What train.py would choose."
+    parser = argparse.ArgumentParser(prog="python -m scale.fit", description=about)
     parser.add_argument("model", help="folder or hub name; only its configuration is read")
     parser.add_argument("--gpu", type=float, default=80, help="GiB free on each card; 0: none")
     parser.add_argument("--host", type=float, default=128, help="GiB free on the host")

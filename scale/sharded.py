@@ -43,18 +43,16 @@ from models.local import MicroBatch, without_head
 RANK, WORLD = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # of torchrun
 
 
-def start(device=None, minutes=60):
-    """Join the other ranks and return this rank's device ("cuda:3"); alone, `device` unchanged.
-
-    A rank waits for the others at most `minutes`, which must be longer than the slowest rollouts of
-    a step take."""
+def start(device=None):
+    """Join the other ranks and return this rank's device ("cuda:3"); alone, `device` unchanged."""
     if WORLD == 1:
         return device
     backend = "gloo"
     if device != "cpu" and torch.cuda.is_available():
         backend, device = "cpu:gloo,cuda:nccl", f"cuda:{os.environ['LOCAL_RANK']}"
         torch.cuda.set_device(torch.device(device))
-    timeout = datetime.timedelta(minutes=minutes)
+    # how long a rank waits for the others: longer than the slowest rollouts of a step take
+    timeout = datetime.timedelta(hours=1)
     store, *_ = next(dist.rendezvous("env://", timeout=timeout))
     store = dist.PrefixStore(os.environ.get("GROUP", "first"), store)
     dist.init_process_group(backend, timeout=timeout, store=store, rank=RANK, world_size=WORLD)
@@ -101,9 +99,8 @@ def together(results, copies):
     """The results of all ranks, in the order of the items that own() has divided, on all ranks.
 
     results: of this rank's part, `copies` for each item, one after the other."""
-    groups = [
-        [part[i : i + copies] for i in range(0, len(part), copies)] for part in exchanged(results)
-    ]
+    parts = exchanged(results)
+    groups = [[part[i : i + copies] for i in range(0, len(part), copies)] for part in parts]
     in_order = itertools.zip_longest(*groups, fillvalue=[])
     return [result for some in in_order for group in some for result in group]
 
@@ -177,9 +174,8 @@ def even(batches):
     The filler is a copy of an action that some rank has sampled. Under an edited distribution()
     any other may be impossible, and log 0 makes every gradient nan, even with weight 0."""
     last = batches[-1].actions[-1] if batches else None  # one of the shortest
-    counts, sampled = zip(
-        *exchanged((len(batches), last and (last.prompt_ids, last.ids))), strict=True
-    )
+    item = len(batches), last and (last.prompt_ids, last.ids)
+    counts, sampled = zip(*exchanged(item), strict=True)
     missing = max(counts) - len(batches)
     if not missing:
         return batches

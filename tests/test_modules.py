@@ -37,7 +37,7 @@ SEPARATORS = ["\n", "\r", "\r\n", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\
     "module", [memory, planner, executor, verifier, generator, tools, flow_grpo, chat]
 )
 def test_the_examples_in_a_scripts_docstrings_hold(module):
-    found = doctest.testmod(module)  # what `python planner.py` runs
+    found = doctest.testmod(module)  # what `python -m doctest planner.py` runs
     assert found.attempted and not found.failed
 
 

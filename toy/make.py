@@ -42,7 +42,7 @@ from tools import TOOLS, choose
 from toy import wordings
 from toy.pieces import NAMES, NUMBERS, edited, pieces_of
 from toy.questions import LONG, PATHS, URLS, WORDINGS, World, for_flow, operate, operation, splits
-from toy.teacher import GUESS, Teacher, analysis
+from toy.teacher import GUESS, Teacher, analysis, ids_of
 from toy.teacher import TOOLS as TOY_TOOLS
 
 TOY = Path(__file__).parent
@@ -141,10 +141,8 @@ def analysis_examples(n, rng):
     while len(asked) < n:
         thing = rng.choice(things)
         op, other = operation(rng.randrange(1, 1000), rng) if rng.random() < 0.5 else ("", 0)
-        text = freely(thing.what, thing.name, op, other, rng)
-        asked.append(
-            {"question": text, "name": thing.name, "what": thing.what, "op": op, "n": other}
-        )
+        row = {"name": thing.name, "what": thing.what, "op": op, "n": other}
+        asked.append(row | {"question": freely(thing.what, thing.name, op, other, rng)})
     return [(planner.analysis_prompt(row["question"], tools), analysis(row)) for row in asked]
 
 
@@ -185,13 +183,11 @@ def copying_examples(engine, n, rng):
 
 def batches_of(sources, rng, size=32):
     """(batch, whole) of the sources in random order. sources: [(examples, how often, whole)]."""
-    pools = [[] for _ in sources]
+    pools, length = [[] for _ in sources], lambda pair: sum(map(len, pair))
     while True:
         [k] = rng.choices(range(len(sources)), [share for _, share, _ in sources])
         if not pools[k]:  # 50 batches, each of examples of similar length
-            drawn = sorted(
-                rng.choices(sources[k][0], k=size * 50), key=lambda pair: sum(map(len, pair))
-            )
+            drawn = sorted(rng.choices(sources[k][0], k=size * 50), key=length)
             pools[k] = [drawn[i : i + size] for i in range(0, len(drawn), size)]
             rng.shuffle(pools[k])
         yield pools[k].pop(), sources[k][2]
@@ -204,9 +200,7 @@ def learn(engine, batches, steps, rate):
     batches: yields ([(prompt ids, answer ids)], whole)."""
     model = engine.model.train()
     optimizer = torch.optim.AdamW(model.parameters(), rate, betas=(0.9, 0.98), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, rate, total_steps=steps, pct_start=0.1
-    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, steps, pct_start=0.1)
     bar, mean = tqdm(range(steps), mininterval=10), 0.0
     for _, (batch, whole) in zip(bar, batches, strict=False):
         T = max(len(s) + len(a) for s, a in batch)
@@ -235,14 +229,7 @@ def make_engine(rollouts, steps, seed, width):
     engine = Engine(make_model(tokenizer, width), tokenizer, distribution)
 
     def encoded(examples):
-        encode, stop = tokenizer.encode, tokenizer.eos_token_id
-        return [
-            (
-                engine.chat.encode(edited(prompt, rng)),
-                [*encode(text, add_special_tokens=False), stop],
-            )
-            for prompt, text in examples
-        ]
+        return [(engine.chat.encode(edited(s, rng)), ids_of(engine, a)) for s, a in examples]
 
     pairs = encoded(examples)
     hard = [pair for pair, example in zip(pairs, examples, strict=True) if follows_memory(*example)]
@@ -275,9 +262,8 @@ def make_files(folder):
     write_rows(folder / "corpus.jsonl", world.rows)
     for name, made in splits(world).items():
         rows = ({key: row[key] for key in ("kind", "question", "answer")} for row in made)
-        write_rows(
-            folder / f"{name}.jsonl", ({"id": f"{name}-{n}"} | row for n, row in enumerate(rows))
-        )
+        rows = ({"id": f"{name}-{n}"} | row for n, row in enumerate(rows))
+        write_rows(folder / f"{name}.jsonl", rows)
 
 
 def check(engine):
@@ -285,9 +271,7 @@ def check(engine):
     tools, world = choose(list(TOY_TOOLS), TOY / "corpus.jsonl"), World()
     made, known = splits(world), world.known()
     answers = [completion.text for completion in engine(list(known))]
-    knows = sum(
-        text == GUESS.format(number) for text, number in zip(answers, known.values(), strict=True)
-    )
+    knows = sum(text == GUESS.format(n) for text, n in zip(answers, known.values(), strict=True))
     print(f"base_generator knows {knows} of {len(known)} numbers")
     passed = knows >= 0.97 * len(known)
     torch.manual_seed(0)
@@ -299,9 +283,8 @@ def check(engine):
     questions = [question for question in for_flow(made["test"][:96]) for _ in range(8)]
     rollouts = solve.roll_out(questions, engine, engine, tools, max_turns=MAX_TURNS["test"])
     blind = summary(rollouts)
-    solved = sum(
-        any(rollout.right for rollout in rollouts[i : i + 8]) for i in range(0, len(rollouts), 8)
-    )
+    groups = [rollouts[i : i + 8] for i in range(0, len(rollouts), 8)]
+    solved = sum(any(rollout.right for rollout in group) for group in groups)
     print(f"the toy's plans: {accuracy_line(blind, len(questions))}")
     print(f"groups of 8 with a success: {solved} of 96")
     if not passed or blind["accuracy"] > 0.15 or solved < 32:

@@ -25,13 +25,8 @@ from toy.wordings import COMMON
 NUMBERS = [f" {n}" for n in range(1000)]
 NAMES = [name for _, _, names in facts() for name in names]
 VARIABLE = re.compile(rf" (?:{'|'.join(NAMES)})\b| \d+\b| ?https://facts.org/\d+|(?<=url=.)\d+")
-PROMPTS = (
-    planner.ANALYSIS_PROMPT,
-    planner.PROMPT,
-    executor.PROMPT,
-    verifier.PROMPT,
-    generator.PROMPT,
-)
+PROMPTS = [planner.ANALYSIS_PROMPT]
+PROMPTS += [module.PROMPT for module in (planner, executor, verifier, generator)]
 WORD = re.compile("[A-Za-z]+")
 WORDS = sorted({*COMMON, *WORD.findall(" ".join(PROMPTS))})
 LABEL = re.compile(r"(?<=\n)(?:[A-Z][\w -]*(?=:)|Step(?= \d+\n)|No steps yet)")
@@ -40,13 +35,11 @@ LABEL = re.compile(r"(?<=\n)(?:[A-Z][\w -]*(?=:)|Step(?= \d+\n)|No steps yet)")
 def paragraphs():
     """The prompts' constant paragraphs before the question, and what they say of each tool."""
     described = [planner.describe(name, toolset.TOOLS[name]) for name in teacher.TOOLS]
-    texts = [
-        part for prompt in PROMPTS for part in re.split(r"{\w+}", prompt.partition("{question}")[0])
-    ]
+    starts = [prompt.partition("{question}")[0] for prompt in PROMPTS]
+    texts = [part for start in starts for part in re.split(r"{\w+}", start)]
     texts += [text.partition(":")[2] for text in described]
-    return [
-        piece.rstrip(" ") for text in texts for piece in re.findall(r"\n*(?:[^\n]+\n?)+\n*", text)
-    ]
+    paragraph = re.compile(r"\n*(?:[^\n]+\n?)+\n*")
+    return [piece.rstrip(" ") for text in texts for piece in paragraph.findall(text)]
 
 
 def pieces_of(examples):
@@ -97,9 +90,8 @@ def edited_text(text, rng):
         extra = " ".join(new_word(rng) for _ in range(rng.randrange(2, 16)))
         return "\n".join(lines[:1] + [extra] + lines[1:])
     share = rng.choice([0.1, 0.3, 0.3, 0.6, 1.0])  # of its words
-    return WORD.sub(
-        lambda word: edited_word(word[0], rng) if rng.random() < share else word[0], text
-    )
+    edit = lambda word: edited_word(word[0], rng) if rng.random() < share else word[0]
+    return WORD.sub(edit, text)
 
 
 def edited_word(word, rng):

@@ -38,11 +38,8 @@ SIGNS = {"plus": "+", "minus": "-", "times": "*"}
 TEST_PAIRS = 32  # of the 100 pairs of names of elements, and of the 135 of countries
 # The paths of a pair's two names, in turn. "f": a page says that this name is filed as the other
 # one
-PAIRS = [
-    pair.split("-")
-    for pair in "f-w wb-wp f-w wg-wbp f-w wg-wb wbp-wp f-w "
-    "f-wb wp-wg f-w wb-wg f-wp wbp-wb wp-wbp wg-w".split()
-]
+PAIRS = "f-w wb-wp f-w wg-wbp f-w wg-wb wbp-wp f-w f-wb wp-wg f-w wb-wg f-wp wbp-wb wp-wbp wg-w"
+PAIRS = [pair.split("-") for pair in PAIRS.split()]
 # {the path of a question: how often it is drawn}
 PATHS = {"wb": 1, "wp": 1, "wbw": 2, "wbp": 1, "wg": 2, "w+": 1, "wb+": 3, "wp+": 3, "wg+": 3}
 LONG = {"wbw+": 1, "wbp+": 1, "wbwb": 1, "wbwp": 1, "wbwb+": 1, "wbwp+": 1}
@@ -148,9 +145,8 @@ class World:
             deck = deck or rng.sample(list(paths), sum(paths.values()), counts=list(paths.values()))
             path = deck.pop()
             kind = path.removesuffix("+"), rng.choice(list(WORDS))  # independent of each other
-            thing = rng.choice(
-                [thing for thing in self.things[split] if (thing.path, thing.what) == kind]
-            )
+            things = [each for each in self.things[split] if (each.path, each.what) == kind]
+            thing = rng.choice(things)
             op, number = operation(thing.number, rng) if path.endswith("+") else ("", 0)
             answer = operate(thing.number, SIGNS[op], number) if op else thing.number
             text = word(thing.what, thing.name, op, number, rng)
@@ -187,15 +183,9 @@ def operation(number, rng):
 
 # ----------------------------------------------------------------------------------------- wordings
 STARTS = ["What is", "Tell me", "Find", "I need", "Give me", "I want to know", "Could you give me"]
+STARTS += ["Can you find", "Do you know", "Please tell me", "Let me know", "Hello. What is"]
 OPENINGS = {
-    "train": [
-        *STARTS,
-        "Can you find",
-        "Do you know",
-        "Please tell me",
-        "Let me know",
-        "Hello. What is",
-    ],
+    "train": STARTS,
     "test": ["Please give me", "I want to find", "Can you tell me", "Please let me know"],
 }
 ENDINGS = ["", "please", "now", "today", "for me"]

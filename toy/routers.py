@@ -46,14 +46,8 @@ from world.search import ranked, words_of
 
 LETTERS = {"w": "wikipedia_search", "b": "web_search", "p": "python_coder", "g": "base_generator"}
 TURNS = [1, 2, 3]
-PLACES = [
-    (1, "name"),
-    (2, "name"),
-    (2, "operation"),
-    (3, "name"),
-    (3, "other name"),
-    (3, "operation"),
-]
+PLACES = [(1, "name"), (2, "name"), (2, "operation")]
+PLACES += [(3, goal) for goal in ("name", "other name", "operation")]
 
 
 def finishes(path, tool_at):
@@ -89,10 +83,8 @@ def goal_at(path, done):
 
 def best(paths, places):
     """{place: letter}: the table that is right most often. paths: {path: how many}."""
-    tables = [
-        dict(zip(places, row, strict=True))
-        for row in itertools.product(LETTERS, repeat=len(places))
-    ]
+    rows = itertools.product(LETTERS, repeat=len(places))
+    tables = [dict(zip(places, row, strict=True)) for row in rows]
     by_turn = places == TURNS
 
     def right(table):
@@ -115,10 +107,7 @@ class Routed:
             f"Context: {plan.context}\nSub-goal: {plan.sub_goal}\nTool: {self.rule(prompt, plan)}"
             for prompt, plan in zip(prompts, plans, strict=True)
         ]
-        return [
-            replace(completion, text=text)
-            for completion, text in zip(completions, texts, strict=True)
-        ]
+        return [replace(c, text=text) for c, text in zip(completions, texts, strict=True)]
 
 
 def kind_of(question):
@@ -134,10 +123,8 @@ def seen(prompt, plan):
     openings = {"sub-goal": plan.sub_goal, "question": question}
     looked_at = {name: tuple(words_of(text)[:3]) for name, text in openings.items()}
     looked_at |= {"frequent": (), "result": Known(prompt).last if turn > 1 else ""}
-    return looked_at | {
-        "sequence": (kind_of(question), turn),
-        "table": (kind_of(question), turn, goal),
-    }
+    kind = kind_of(question)
+    return looked_at | {"sequence": (kind, turn), "table": (kind, turn, goal)}
 
 
 def rules(train, tools, counts):
@@ -145,13 +132,10 @@ def rules(train, tools, counts):
     paths, tables = defaultdict(Counter), {"sequence": {}, "table": {}}
     for row in train:
         paths[kind_of(row["question"])][row["kind"]] += 1
-    for kind in paths:
-        tables["sequence"] |= {
-            (kind, turn): tool for turn, tool in best(paths[kind], TURNS).items()
-        }
-        tables["table"] |= {
-            (kind, *place): tool for place, tool in best(paths[kind], PLACES).items()
-        }
+    for kind, some in paths.items():
+        by_turn, by_place = best(some, TURNS), best(some, PLACES)
+        tables["sequence"] |= {(kind, turn): tool for turn, tool in by_turn.items()}
+        tables["table"] |= {(kind, *place): tool for place, tool in by_place.items()}
 
     def frequent(name):
         usual = counts["frequent"][()]

@@ -16,12 +16,8 @@ import verifier
 from models.completion import Completion
 from toy.questions import SIGNS, WORDS
 
-TOOLS = {
-    "base_generator": 7,
-    "python_coder": 7,
-    "wikipedia_search": 8,
-    "web_search": 7,
-}  # how often drawn
+# {tool: how often it is drawn}
+TOOLS = {"base_generator": 7, "python_coder": 7, "wikipedia_search": 8, "web_search": 7}
 NO_OBJECTIVE = "Objective: unknown.\nSkills: none of these tools."
 FOLLOWING = "Skills: following the sources"
 WHY = "Justification: The next step."
@@ -85,9 +81,7 @@ class Known:
             found = said(self.goal, result)
             self.goals |= found
             self.last = list(found.values())[0][0] if found else ""
-            pointers = [
-                value for kind, value in found.values() if kind in ("address", "calculation")
-            ]
+            pointers = [v for kind, v in found.values() if kind in ("address", "calculation")]
             self.pointer = pointers[0] if pointers else ""
 
     def resolve(self, goal):
@@ -146,13 +140,10 @@ class Teacher:
 
     def drawn(self, question, known):
         """A plan drawn by chance among what is plausible."""
-        names = [
-            goal_of(question),
-            *(value for kind, value in known.goals.values() if kind == "name"),
-        ]
+        names = [value for kind, value in known.goals.values() if kind == "name"]
         # (context, goal): how often it is drawn; a name whose number is known, less often
         goals = {}
-        for goal in dict.fromkeys(names):
+        for goal in dict.fromkeys([goal_of(question), *names]):
             goals[known.pointer or "none", goal] = 1 if known.resolve(goal)[1] == "number" else 3
         if step := last_step(question, known):
             goals[step] = 3
@@ -163,9 +154,13 @@ class Teacher:
 
     def generate(self, query):
         """base_generator's answer: a number that it knows, or else a guess."""
-        return GUESS.format(
-            self.known.get(query) or (self.blind.randrange(1, 1000) if self.blind else 1)
-        )
+        guess = lambda: self.blind.randrange(1, 1000) if self.blind else 1
+        return GUESS.format(self.known.get(query) or guess())
+
+
+def ids_of(engine, text):
+    """The ids of a text as an answer of this model, with its stop token."""
+    return [*engine.tokenizer.encode(text, add_special_tokens=False), engine.chat.stops[0]]
 
 
 def goal_of(question):
@@ -216,7 +211,6 @@ def command(prompt):
 
 def conclusion(question, known):
     """The number that answers the question, if the last result holds it; else None."""
-    complete = known.last == "number" and (
-        not question["op"] or f" {question['op']} " in known.goal
-    )
-    return known.goals.get(known.goal, ("", None))[1] if complete and question["what"] else None
+    complete = not question["op"] or f" {question['op']} " in known.goal
+    if known.last == "number" and complete and question["what"]:
+        return known.goals.get(known.goal, ("", None))[1]

@@ -16,9 +16,7 @@ def phrases():
     """{section: its phrases} of wordings.txt, where | separates them."""
     text = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
     sections = re.findall(r"\[(.*)\]\n([^\[]*)", text)
-    return {
-        name: [" ".join(phrase.split()) for phrase in body.split("|")] for name, body in sections
-    }
+    return {name: [" ".join(part.split()) for part in body.split("|")] for name, body in sections}
 
 
 PHRASES = phrases()
@@ -27,9 +25,7 @@ COMMON = PHRASES["common"]
 
 def ask(what, name, op, n, rng):
     """A question for the number of a name, or for the result of an operation on it."""
-    drawn = lambda *sections: rng.choice(
-        [text for section in sections for text in PHRASES[section]]
-    )
+    drawn = lambda *sections: rng.choice(sum(map(PHRASES.get, sections), []))
     noun = drawn("named").format(a=drawn(what), x=name)
     form = rng.random()
     if op:
@@ -54,9 +50,8 @@ def unknown(name, rng):
     elif form < 0.6:
         text = f"{rng.choice('who what how when where why'.split())} {drawn('verbs')} {name}"
     else:
-        text = " ".join(rng.choices(COMMON, k=rng.randrange(2, 9))) + rng.choice(
-            ["", "", f" {name}"]
-        )
+        text = " ".join(rng.choices(COMMON, k=rng.randrange(2, 9)))
+        text += rng.choice(["", "", f" {name}"])
     return scattered(text, rng)
 
 

@@ -55,6 +55,5 @@ def show_analysis(analysis):
 
 def printable(text):
     """The text with its control characters escaped: a terminal would obey them."""
-    return "".join(
-        c if c in "\n\t" or unicodedata.category(c)[0] != "C" else ascii(c)[1:-1] for c in text
-    )
+    plain = lambda c: c in "\n\t" or unicodedata.category(c)[0] != "C"
+    return "".join(c if plain(c) else ascii(c)[1:-1] for c in text)
