@@ -16,10 +16,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from test_flow_grpo import tiny
 from test_house import ORDER, ROOMS, ROOT
 
 DIFFS = ROOT / "experiments" / "forks"
-FORKS = "turn-cost cispo gspo rloo gigpo dr-grpo epochs dapo prompt sql critic verifier".split()
+FORKS = "turn-cost cispo gspo rloo gigpo dr-grpo exact-kl epochs dapo prompt sql critic verifier"
+FORKS = FORKS.split()
 DIFFERS = AssertionError, AttributeError, ImportError, OSError, TypeError
 FLAGS = {"cispo": ["--clip-low", "1", "--beta", "0"], "rloo": ["--minibatches", "1"]}
 
@@ -76,7 +78,7 @@ def test_a_fork_does_what_it_says_and_the_code_as_it_is_does_not(name, fork):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", "critic dapo epochs gigpo gspo prompt verifier".split())
+@pytest.mark.parametrize("name", "critic dapo epochs exact-kl gigpo gspo prompt verifier".split())
 def test_the_toy_trains_in_each_fork(name, fork):
     folder = fork(name)
     command = "train.py --steps 2 --questions 2 --group-size 4 --valid none --test none --out run"
@@ -152,6 +154,24 @@ def check_dr_grpo():
     assert advantages([1, 0, 0, 0], [0] * 4)[0].tolist() == [0.75, -0.25, -0.25, -0.25]
     assert weight(5, turns=1) == weight(2, turns=3)
     assert slopes((0.2, 0.3)) == pytest.approx([0.5, 0, 0, -1.5])  # as it was
+
+
+def check_exact_kl():
+    from flow_grpo import Action, distribution, padded, token_logps
+
+    policy, reference = tiny(0), tiny(1)
+    [batch] = padded(policy, [Action([5, 6, 7], [8, 9, 3], 0)], 100)
+    logp, kl = token_logps(policy, batch, 0.7, reference)
+    ids, head = torch.tensor([[5, 6, 7, 8, 9]]), policy.get_output_embeddings()
+    states = policy.model(ids).last_hidden_state[0, 2:].detach()
+    log_pi = distribution(head(states), 0.7).detach()
+    log_ref = distribution(reference(ids).logits[0, 2:], 0.7).detach()
+    wanted = torch.nn.functional.kl_div(log_pi, log_ref, reduction="none", log_target=True).sum(-1)
+    assert kl.tolist() == pytest.approx(wanted.tolist(), abs=1e-5) and wanted.min() > 0.1
+    assert logp.tolist() == pytest.approx(log_pi[range(3), [8, 9, 3]].tolist(), abs=1e-5)
+    found = torch.autograd.grad(kl.sum(), head.weight)[0]
+    pull = (log_pi.exp() - log_ref.exp()) / 0.7  # on each logit: none is above 1 / temperature
+    assert torch.allclose(found, pull.to(states).T @ states, atol=1e-5)
 
 
 def check_gigpo():
