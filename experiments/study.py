@@ -370,8 +370,8 @@ def rates_table():
 
 def pretrained_table():
     """What pretrained.py has written, for people."""
-    shown = [["model", "planner", "accuracy", "pages", "calculations", "errors, %"]]
-    shown[0].append("reward in training")
+    titles = "model | planner | accuracy | pages | calculations | errors, % | reward in training"
+    shown = [titles.split(" | ")]
     for row in read("pretrained"):
         shares = [f"{float(row[name]):.2f}" for name in ("accuracy", "page", "calculation")]
         steps = [f"{float(row[name]):.2f}" for name in ("first_steps", "last_steps") if row[name]]

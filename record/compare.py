@@ -41,6 +41,7 @@ def compare(a, b, out=None):
     """The lines to print. a, b: a folder, a pattern of several, or a list of folders. out: a folder
     that gets all questions that differ (differences.jsonl)."""
     folders = [[Path(folder) for folder in matching(side)] for side in (a, b)]
+    a, b = (" ".join(map(str, side)) for side in folders)
     each = [[read_answers(folder) for folder in side] for side in folders]
     both = [joined(side) for side in each]
     names = [name for name in both[0] if name in both[1]]
@@ -53,7 +54,6 @@ def compare(a, b, out=None):
         raise Mistake(f"{why}: let both runs finish, with the same questions and the same --limit")
     if not any(gold for _, gold in questions):
         raise Mistake("nothing to compare: no question has a gold answer, so none was graded")
-    a, b = (" ".join(map(str, side)) for side in folders)
     different = "; ".join(different_settings(*folders)) or "none"
     lines = [f"A  {a}", f"B  {b}", f"settings that differ, A | B: {different}"]
     sets = {name: [answers[name] for answers in both] for name in names}

@@ -320,9 +320,8 @@ def test_the_trace_shows_what_everyone_wrote_turn_by_turn_as_text_that_no_termin
     assert text.startswith("Question: q?\n") and "\n    think\n    twice\\x1b[2J\n" in text
     assert text.endswith("\nAnswer: half \\ud800 \\u202eback") and text.encode()
     live = capsys.readouterr().out.strip()
-    assert (
-        f"Question: q?\n{live}\n{ending(done)}" == text
-    )  # what a question on the command line shows
+    # what a question on the command line shows
+    assert f"Question: q?\n{live}\n{ending(done)}" == text
 
 
 def test_a_rollout_is_in_its_record_but_for_its_token_ids(tmp_path):
