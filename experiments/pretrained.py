@@ -261,7 +261,7 @@ def main():
     add("--model", default="smollm2", help="smollm2, gemma3, or a folder or hub name")
     add("--seeds", type=int, default=1, help="of Flow-GRPO (default: 1)")
     add("--warm-steps", type=int, default=60, help="of the warm start (default: 60)")
-    add("--steps", type=int, default=40, help="of Flow-GRPO (default: 40)")
+    add("--steps", type=int, default=50, help="of Flow-GRPO (default: 50)")
     add("--device", help="cuda, mps or cpu (default: the first there is)")
     add("--dtype", help="float32 or bfloat16 (default: bfloat16 on cuda, float32 elsewhere)")
     args = parser.parse_args()
