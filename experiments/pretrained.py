@@ -19,9 +19,10 @@ equally likely. Half of the plans have a context, or it would not learn to copy 
 
 The recipe, found in other settings that failed: a KL of β = 0.2, or a tool dies out before the
 planner can tell an address from a calculation (with 0.03 and 0.1, in some seeds); two turns, or a
-fixed order of tools is always right; both kinds of question in each step. Adapters, because
-bfloat16 rounds small steps away; give --dtype bfloat16 on a CPU with instructions for it, where it
-halves the time."""
+fixed order of tools is always right; both kinds of question in each step; the checkpoint that is
+best on 40 other questions, because a single update can break the format. Adapters, because bfloat16
+rounds small steps away; give --dtype bfloat16 on a CPU with instructions for it, where it halves
+the time."""
 
 import argparse
 import random
@@ -69,10 +70,10 @@ TEMPLATE = (
 RUNS = ROOT / "runs" / "pretrained"
 PLANS, CHECKED = 8, 48  # plans of a step of the warm start; plans that are sampled to check it
 CALLS = {"wb": 1, "wp": 1}  # the two kinds of question, see toy/questions.py
-SIZES = {"train": 300, "test": 120}  # questions
+SIZES, VALID = {"train": 340, "test": 120}, 40  # questions; the last 40 of train validate
 HOW = "--max-turns 2 --max-new-tokens 64 --judge none --tools".split() + list(teacher.TOOLS)
 RECIPE = """--questions 4 --group-size 8 --minibatches 1 --lora 16 --lr 2e-4 --beta 0.2
-    --valid none --test none --every 5 --keep 1 --token-budget 4096""".split()
+    --test none --every 10 --keep 1 --token-budget 4096""".split()
 ALL_QUESTIONS = train.questions_of
 
 
@@ -177,11 +178,16 @@ def questions_for(world, split):
 
 
 def write_questions(folder):
-    """Write the questions of Flow-GRPO, and those of the test, about other things."""
-    for split in SIZES:
-        keys = "kind", "question", "answer"
-        rows = [{key: row[key] for key in keys} for row in questions_for(World(), split)]
-        write_rows(folder / f"{split}.jsonl", rows)
+    """Write the questions of Flow-GRPO and its validation, and those of the test, about other
+    things."""
+    keys = "kind", "question", "answer"
+    train, test = (
+        [{key: row[key] for key in keys} for row in questions_for(World(), split)]
+        for split in SIZES
+    )
+    files = {"train": train[:-VALID], "valid": train[-VALID:], "test": test}
+    for name, rows in files.items():
+        write_rows(folder / f"{name}.jsonl", rows)
 
 
 def questions_of(step, questions, count, seed):
@@ -204,11 +210,12 @@ def everything(args):
     for seed in range(args.seeds):
         out = folder / f"seed{seed}"
         new = [*RECIPE, *how, "--model", folder / "warm", "--data", folder / "train.jsonl"]
-        new += ["--steps", args.steps, "--seed", seed, "--out", out]
+        new += ["--valid", folder / "valid.jsonl", "--steps", args.steps]
+        new += ["--seed", seed, "--out", out]
         if not (out / last).exists():
             again = ["--resume", out, "--steps", args.steps]
             run(__file__, "train", *(again if out.exists() else new))
-        planners[f"seed {seed}"] = out / last
+        planners[f"seed {seed}"] = out / ("best" if (out / "best").exists() else last)
     rows, logs = [], []
     for name, model in planners.items():
         out, log = folder / f"test-{name}-{model.name}".replace(" ", ""), model.parent / "log.csv"
@@ -261,7 +268,7 @@ def main():
     add("--model", default="smollm2", help="smollm2, gemma3, or a folder or hub name")
     add("--seeds", type=int, default=1, help="of Flow-GRPO (default: 1)")
     add("--warm-steps", type=int, default=60, help="of the warm start (default: 60)")
-    add("--steps", type=int, default=50, help="of Flow-GRPO (default: 50)")
+    add("--steps", type=int, default=60, help="of Flow-GRPO (default: 60)")
     add("--device", help="cuda, mps or cpu (default: the first there is)")
     add("--dtype", help="float32 or bfloat16 (default: bfloat16 on cuda, float32 elsewhere)")
     args = parser.parse_args()

@@ -426,17 +426,18 @@ def draw():
     for row in read("curves"):
         name, _, seed = row["run"].rpartition("-seed")
         lines.setdefault(name, {}).setdefault(seed, {})[int(row["step"])] = row
-    logs = read("pretrained-log")
-    for row in logs:  # each run a line
-        lines.setdefault(row["run"], {}).setdefault("", {})[int(row["step"])] = row
+    for row in read("pretrained-log"):
+        name, _, seed = row["run"].partition(", ")
+        lines.setdefault(name, {}).setdefault(seed, {})[int(row["step"])] = row
     lines = {name: list(seeds.values()) for name, seeds in lines.items()}
+    recipes = dict.fromkeys(row["run"].partition(",")[0] for row in read("pretrained-log"))
     kinds = ["flow-grpo", *(folder for _, folder, _ in CREDIT.values() if folder in lines)]
     plt.rcParams["figure.constrained_layout.use"] = True
     plt.rcParams["svg.hashsalt"] = "study"  # equal pictures are equal files
     for picture, names, marked in (
         ("flow-grpo", ["flow-grpo"], levels()),
         ("credit", kinds, {}),
-        ("pretrained", dict.fromkeys(row["run"] for row in logs), {}),
+        ("pretrained", [name for name in recipes if len(lines[name]) > 1], {}),
     ):
         shown = {name: lines[name] for name in names}
         figure = curves.draw(plt, shown, ["reward", "errors"])

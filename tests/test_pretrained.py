@@ -65,15 +65,17 @@ def test_imitating_makes_the_shown_plans_likelier(folder, plans):
 
 def test_questions_need_two_calls_of_two_kinds_and_the_test_is_about_other_things(tmp_path):
     pretrained.write_questions(tmp_path)
-    asked = {name: read_questions(tmp_path / f"{name}.jsonl") for name in ("train", "test")}
+    names = "train", "valid", "test"
+    asked = {name: read_questions(tmp_path / f"{name}.jsonl") for name in names}
     for questions in asked.values():
         counts = Counter(question.kind for question in questions)
         assert {*counts} == {"wb", "wp"} and min(counts.values()) > 0.45 * len(questions)
-    train, test = (
-        {re.search(r" of (\w+)", question.question)[1] for question in asked[name]}
-        for name in asked
+    texts = [{question.question for question in asked[name]} for name in names]
+    assert len(texts[1]) == pretrained.VALID and not texts[0] & texts[1]
+    train, valid, test = (
+        {re.search(r" of (\w+)", question)[1] for question in some} for some in texts
     )
-    assert train and test and not train & test
+    assert train and test and not (train | valid) & test
 
 
 def test_every_step_has_as_many_questions_of_each_kind():
@@ -94,8 +96,8 @@ def test_a_second_warm_start_does_not_replace_what_runs_began_with(tmp_path):
 def test_a_whole_run_ends_in_a_table_and_is_not_repeated(folder, tmp_path):
     code = "from pathlib import Path; from experiments import pretrained, study; "
     code += f"pretrained.RUNS = study.RESULTS = Path({str(tmp_path)!r}); "
-    code += "pretrained.SIZES |= {'train': 40, 'test': 24}; pretrained.CHECKED = 8; "
-    code += "pretrained.main()"
+    code += "pretrained.SIZES |= {'train': 48, 'test': 24}; "
+    code += "pretrained.VALID = pretrained.CHECKED = 8; pretrained.main()"
     words = ["all", "--warm-steps", "1", "--steps", "1", "--device", "cpu", "--model", folder]
     for _ in range(2):
         subprocess.run([sys.executable, "-c", code, *words], cwd=pretrained.ROOT, check=True)
