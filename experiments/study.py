@@ -422,22 +422,21 @@ def draw():
         import matplotlib.pyplot as plt
     except ImportError:
         return print("The pictures need matplotlib: pip install matplotlib")
-    lines = {}
+    lines, recipes = {}, {}
     for row in read("curves"):
         name, _, seed = row["run"].rpartition("-seed")
         lines.setdefault(name, {}).setdefault(seed, {})[int(row["step"])] = row
     for row in read("pretrained-log"):
         name, _, seed = row["run"].partition(", ")
-        lines.setdefault(name, {}).setdefault(seed, {})[int(row["step"])] = row
-    lines = {name: list(seeds.values()) for name, seeds in lines.items()}
-    recipes = dict.fromkeys(row["run"].partition(",")[0] for row in read("pretrained-log"))
+        recipes.setdefault(name, {}).setdefault(seed, {})[int(row["step"])] = row
+    lines = {name: list(seeds.values()) for name, seeds in (lines | recipes).items()}
     kinds = ["flow-grpo", *(folder for _, folder, _ in CREDIT.values() if folder in lines)]
     plt.rcParams["figure.constrained_layout.use"] = True
     plt.rcParams["svg.hashsalt"] = "study"  # equal pictures are equal files
     for picture, names, marked in (
         ("flow-grpo", ["flow-grpo"], levels()),
         ("credit", kinds, {}),
-        ("pretrained", [name for name in recipes if len(lines[name]) > 1], {}),
+        ("pretrained", [name for name, seeds in recipes.items() if len(seeds) > 1], {}),
     ):
         shown = {name: lines[name] for name in names}
         figure = curves.draw(plt, shown, ["reward", "errors"])
