@@ -436,7 +436,7 @@ def draw():
     for picture, names, marked in (
         ("flow-grpo", ["flow-grpo"], levels()),
         ("credit", kinds, {}),
-        ("pretrained", [name for name, seeds in recipes.items() if len(seeds) > 1], {}),
+        ("pretrained", [name for name, seeds in recipes.items() if len(seeds) > 4], {}),
     ):
         shown = {name: lines[name] for name in names}
         figure = curves.draw(plt, shown, ["reward", "errors"])
