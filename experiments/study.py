@@ -382,8 +382,6 @@ def pretrained_table():
 
 VERSUS = {"planners": "Flow-GRPO", "budget": f"{TOY['max_turns']} turns", "long": "frozen"}
 VERSUS |= {"designs": "the flow", "sizes": "width 128", "credit": "as it is"}
-# Rows that were measured with plain k3, before its straight line: nothing makes them again.
-MADE_WITH_K3 = {"sizes-k3": "width 128", "credit-k3": "as it is"}
 
 
 RULES = {  # of toy/routers.py
@@ -403,7 +401,7 @@ def write_tables():
     path, lines = ROOT / "experiments" / "RESULTS.md", read("study")
     text, tables = path.read_text(encoding="utf-8"), {"tools": tools_table(), "new": new_table()}
     tables |= {"rates": rates_table(), "pretrained": pretrained_table()}
-    for name, versus in (VERSUS | MADE_WITH_K3).items():
+    for name, versus in VERSUS.items():
         if some := [line for line in lines if line["table"] == name]:
             tables[name] = table(some, versus, same=name == "budget")
     scores = {row["rule"]: f"{float(row['accuracy']):.3f}" for row in read("routers")}
