@@ -415,7 +415,8 @@ def write_tables():
 
 
 def draw():
-    """README's picture, with levels to compare it with; that of credit; that of pretrained."""
+    """README's picture, with levels to compare it with; that of credit; that of the pretrained
+    models that were trained with five seeds or more."""
     try:
         import matplotlib.pyplot as plt
     except ImportError:
@@ -434,7 +435,7 @@ def draw():
     for picture, names, marked in (
         ("flow-grpo", ["flow-grpo"], levels()),
         ("credit", kinds, {}),
-        ("pretrained", [name for name, seeds in recipes.items() if len(seeds) > 4], {}),
+        ("pretrained", [name for name, seeds in recipes.items() if len(seeds) >= 5], {}),
     ):
         shown = {name: lines[name] for name in names}
         figure = curves.draw(plt, shown, ["reward", "errors"])
