@@ -15,9 +15,8 @@ the *policy* π_θ; θ are its weights.
      ∇1 = 0. Here it is the mean reward of the group, the rollouts of the same question: if all of
      them are right, none is pushed up. A rollout then moves the weights only by how much it differs
      from its group, so what all of them share, such as an easy question, no longer shakes the
-     gradient: docs/ladder.md, rung 1, shows it. (Strictly, this mean depends on the rollout's own
-     R. But R - mean of all = (G - 1) / G · (R - mean of the others), and the mean of the others is
-     a valid baseline: see advantages().)
+     gradient: docs/ladder.md, rung 1, shows it. (That this mean contains the rollout's own R
+     makes a constant factor: see advantages().)
   4. So every token of every turn of rollout i gets the same advantage A_i: how much better this
      rollout ended than its group. It is as if the planner were fine-tuned on its own plans, each
      weighted by its A: tokens with A > 0 are pushed up, tokens with A < 0 down. (In RL, this is
@@ -87,7 +86,7 @@ CHUNK = 2**25  # the most logits in float32 at a time: 128 MiB, 220 tokens of a 
 # No step if the gradient's norm is EXPLODED * max_grad_norm or more. Such a gradient is probably a
 # numerical accident, and clipping would shorten it, but keep its meaningless direction.
 EXPLODED = 1000
-R_MAX = 11  # beyond this π_ref / π_θ the KL goes on in a straight line, of slope R_MAX - 1
+R_MAX = 11  # beyond this π_ref / π_θ the KL goes on straight in its logarithm, with slope R_MAX - 1
 
 
 @dataclass
@@ -99,7 +98,7 @@ class Action:
     rollout: int  # the number of its rollout, 0 .. N-1
     A: float = 0.0  # its advantage: the A_i of its rollout
     turn: int = 0  # t, from 0 on: for advantages that differ from turn to turn
-    # filled in during an update, on a copy
+    # filled in during an update, on a copy; logp_old stays as given: a plan of an older policy
     weight: float = 0.0  # the weight of each of its tokens: token_weight()
     logp_old: Tensor | None = None  # log π_θold of ids, (|a|,)
 
@@ -127,11 +126,12 @@ def advantages(rewards: Sequence[float], groups: Sequence[int]) -> tuple[Tensor,
     more than without it, and a group whose rewards differ by a tiny cost weighs as much as one of
     successes and failures.
 
-    For another baseline, edit the line that sets A; it acts in flat groups, too. Strictly, a
-    baseline must not contain R_i: R_i should be compared with the mean of the n - 1 *others*. But
-    R_i - mean of the others = n / (n - 1) (R_i - mean of all): only a constant factor, if all
-    groups have n rollouts. The difference from the others, without the division by the standard
-    deviation, is RLOO (leave-one-out): rloo.diff in experiments/forks/.
+    For another baseline, edit the line that sets A. It acts in flat groups, too, whose std is 0: so
+    divide by the std of all rewards, or by nothing. Strictly, a baseline must not contain R_i: R_i
+    should be compared with the mean of the n - 1 *others*. But R_i - mean of the others = n / (n -
+    1) (R_i - mean of all): only a constant factor, if all groups have n rollouts. The difference
+    from the others, without the division by the standard deviation, is RLOO (leave-one-out):
+    rloo.diff in experiments/forks/.
     """
     R = torch.as_tensor(rewards, dtype=torch.float32)                   # (N,)
     groups = torch.as_tensor(groups)                                    # (N,)
@@ -381,7 +381,8 @@ def update(
         model           the policy
         reference       π_ref; `model` itself if it carries adapters, which are then switched off;
                         None: no KL
-        actions         [Action], all turns of all rollouts, in any order
+        actions         [Action], all turns of all rollouts, in any order. To leave a turn out, give
+                        it A = 0 (the KL still acts): without it, T_i would be another
         groups          the group of each rollout, (N,); Action.rollout is an index into it
         temperature     that of sampling
         clip            (ε, ε')
@@ -465,12 +466,12 @@ def update(
 
     tokens = max(totals.pop("tokens"), 1)
     return {
-        "kl": totals["kl"] / len(steps),
+        "kl": totals["kl"] / len(norms),
         "clip": totals["clip"] / tokens,
         "entropy": totals["entropy"] / tokens,
-        "grad_norm": sum(norms) / len(steps),
+        "grad_norm": sum(norms) / len(norms),
         "skipped": skipped,
-        "loss": totals["loss"] / len(steps),
+        "loss": totals["loss"] / len(norms),
         "token_budget": token_budget,
     }
 
@@ -503,10 +504,11 @@ def score_old(model, batches: Sequence[MicroBatch], *, temperature: float) -> No
 
 
 def keep_old(actions: Sequence[Action], logps: Tensor) -> None:
-    """logps (K,) become Action.logp_old of these actions."""
+    """logps (K,) become Action.logp_old of those actions that have none."""
     check_possible(logps)
     for a, logp in zip(actions, logps.split([len(a.ids) for a in actions]), strict=True):
-        a.logp_old = logp  # (|a|,)
+        if a.logp_old is None:
+            a.logp_old = logp  # (|a|,)
 
 
 def gradient(
@@ -514,7 +516,8 @@ def gradient(
 ) -> dict[str, Tensor]:
     """Set .grad to the gradient of -J of a mini-batch: those of its micro-batches add up.
 
-    -> {name: ()}: -J, and sums over the tokens of kl * weight, of those clipped, -log π and 1."""
+    -> {name: ()}: -J, and sums over the tokens of kl * weight, of those clipped, -log π and 1. All
+    of them are added up over mini-batches and GPUs."""
     model.zero_grad()
     names = "loss", "kl", "clip", "entropy", "tokens"
     sums = {name: torch.zeros((), device=model.device) for name in names}

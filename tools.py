@@ -9,8 +9,8 @@ planner and the executor read. run_calls() runs the calls of all rollouts in a t
 
 A result that starts with "Error:" is an *error*, whether the model made the mistake (no such
 argument) or the world did (a missing page). The planner reads it in memory, and may try something
-else. If base_generator's language model gives no completion, that is a *failure* instead
-(Result.failed): it ends the rollout (solve.py)."""
+else. So it is if base_generator's query is too long; if its language model gives no completion for
+another reason, that is a *failure* (Result.failed), which ends the rollout (solve.py)."""
 
 import os
 import time
@@ -133,7 +133,8 @@ def choose(names=None, corpus=None, cache=None):
     for name, tool in tools.items():
         if name in bound:
             tool = replace(tool, run=partial(tool.run, corpus=corpus), from_web=live)
-        if cache and tool.from_web:  # the same query on another corpus has another result
+        if cache and tool.from_web and not tool.stateful:
+            # the same query on another corpus has another result
             tool = replace(tool, run=search.remembered(cache, f"{name} {corpus}", tool.run))
         tools[name] = tool
     return tools

@@ -115,9 +115,10 @@ def train(args):
     if args.rehearse and done < args.steps:
         say(rehearsal.whole_run(args, policy, *seconds))
         rehearsal.second_step(args, flags.resuming(args))
-    trained = "best" if Path(args.out, "best").exists() else f"step-{args.steps}"
-    flag = "model" if "planner" in TRAINED else TRAINED[0]
-    say(f"Done. Try: python solve.py --{flag} {args.out}/{trained}")
+    last = "best" if Path(args.out, "best").exists() else f"step-{args.steps}"
+    trained = [f"--{name} {args.out}/{last}" for name in TRAINED if name in flags.MODELS]
+    model = f"{args.out}/{last}" if "planner" in TRAINED else args.model
+    say(" ".join(["Done. Try: python solve.py --model", model, *trained]))
 
 
 # ------------------------------------------------------------------------------ the parts of a step
@@ -155,7 +156,8 @@ def with_outcome(rollouts, group_size):
     the question: one that comes twice in a batch makes two groups.) The others have no outcome,
     mostly through no fault of the planner. But if its own plans cause the failure (say, they make
     prompts too long), it is not punished: so watch the number of failures in the log. To leave out
-    others yourself, set rollout.failed: without them in their places, questions would be mixed."""
+    others yourself, set rollout.failed here: without them in their places, questions would be
+    mixed."""
     questions = [rollout.question for rollout in rollouts]
     if questions != [first for first in questions[::group_size] for _ in range(group_size)]:
         raise ValueError("a group is not whole: set rollout.failed of what you leave out")
@@ -333,7 +335,7 @@ TOY = DEFAULTS | {
     "lr": 4e-4,
     "beta": 0.01,
 }
-# Of a real model: what learns in a night on one card (docs/gpu.md), with adapters if peft is there.
+# Of a real model: a night on one card, as computed (docs/gpu.md), with adapters if peft is there.
 NIGHT = DEFAULTS | {
     "data": "nq+deepmath",
     "steps": 40,
@@ -366,6 +368,8 @@ def settings(given):
         args.rehearse = {"steps": args.steps, "questions": args.questions}  # of the whole run
         args.out, args.steps, args.questions, args.minibatches = f"{args.out}-rehearsal", 1, 2, 1
         args.valid = args.test = "none"
+    if twice := [name for name in TRAINED if getattr(args, name, None)]:
+        raise Mistake(f"the {twice[0]} is trained: leave out --{twice[0]}, which would not act")
     if Path(args.out).exists():
         raise Mistake(f"{args.out} exists: --resume {args.out} goes on; or give another --out")
     args.tools = args.tools or [name for name in TOOLS if not lacking(name)]

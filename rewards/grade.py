@@ -24,11 +24,11 @@ from world.mistakes import Mistake
 def reward(rollout):
     """R of a rollout: here 1 or 0.
 
-    A reward of yours may use every field of solve.Rollout but `reward`: `right`, `answer`,
-    `question` (with its gold answer), `memory`, `plans` (one a turn, parsed) and `sampled`, what
-    the planner wrote. `step.error`, for each step of rollout.memory.steps, says whether a plan or
-    call could not be read, or a tool answered "Error: ...". To prefer short rollouts among the
-    right ones, for example:
+    A reward of yours may use the fields of solve.Rollout: `right`, `answer`, `question` (with its
+    gold answer), `memory`, `plans` (one a turn, parsed) and `sampled`, what the planner wrote; not
+    `seconds`, which rollouts of a batch share. `step.error`, for each step of rollout.memory.steps,
+    says whether a plan or call could not be read, or a tool answered "Error: ...". To prefer short
+    rollouts among the right ones, for example:
 
         rollout.right * (1 - 0.05 * (len(rollout.plans) - 1))
 

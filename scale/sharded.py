@@ -28,7 +28,7 @@ import datetime
 import itertools
 import os
 import time
-from types import SimpleNamespace
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -174,16 +174,15 @@ def even(batches):
     The filler is a copy of an action that some rank has sampled. Under an edited distribution()
     any other may be impossible, and log 0 makes every gradient nan, even with weight 0."""
     last = batches[-1].actions[-1] if batches else None  # one of the shortest
-    item = len(batches), last and (last.prompt_ids, last.ids)
+    item = len(batches), last and replace(last, A=0.0, weight=0.0, logp_old=None)
     counts, sampled = zip(*exchanged(item), strict=True)
     missing = max(counts) - len(batches)
     if not missing:
         return batches
-    prompt_ids, ids = next(filter(None, sampled))
-    nothing = SimpleNamespace(prompt_ids=prompt_ids, ids=ids, A=0.0, weight=0.0)
-    nothing.logp_old = torch.zeros(len(ids))
-    x = torch.tensor([prompt_ids + ids[:-1]])
-    place = torch.arange(len(prompt_ids) - 1, x.shape[1])
+    nothing = next(filter(None, sampled))
+    nothing.logp_old = torch.zeros(len(nothing.ids))
+    x = torch.tensor([nothing.prompt_ids + nothing.ids[:-1]])
+    place = torch.arange(len(nothing.prompt_ids) - 1, x.shape[1])
     return batches + [MicroBatch([nothing], x, place, {})] * missing
 
 

@@ -198,11 +198,12 @@ def small_memory(model, most, broken):
 
 
 def compare_with_the_oracle(
-    module=flow_grpo, batch=None, memory=None, passes=1, reference=None, **changed
+    module=flow_grpo, batch=None, memory=None, passes=1, reference=None, older=None, **changed
 ):
     """An update of `module` on the same rollouts as the oracle; AssertionError at the first
     difference. batch: other rollouts(). memory: how many sequences fit into it. passes: over the
-    mini-batches. changed: settings of the update."""
+    mini-batches. older: the policy that sampled every other action. changed: settings of the
+    update."""
     actions, rewards, groups = batch or rollouts()
     settings = dict(temperature=T, clip=(0.05, 0.2), beta=0.2, minibatches=2, max_grad_norm=1e9)
     settings |= dict(token_mean=False, seed=1, token_budget=40, rows=module.padded) | changed
@@ -216,13 +217,20 @@ def compare_with_the_oracle(
     expected_A = oracle_advantages(rewards, groups)
     assert flat == 1 and A.tolist() == pytest.approx(expected_A, abs=1e-5)
     copies = [module.Action(a.prompt_ids, a.ids, a.rollout, A[a.rollout].item()) for a in actions]
+    olds = [older if older and n % 2 else start for n in range(len(actions))]
+    with torch.no_grad():
+        for a, old in zip(copies, olds):
+            a.logp_old = torch.stack(one_by_one(old, a)) if old is older else None
     got = module.update(model, reference, optimizer, copies, groups, **settings)
     parts = module.split_rollouts(groups, settings["minibatches"], settings["seed"])
     assert sorted(i for part in parts for i in part) == list(range(len(rewards)))
     parts = parts * passes
     losses, seen, norms = [], [], []
     with torch.no_grad():
-        fixed = {id(a): [one_by_one(policy, a) for policy in (start, reference)] for a in actions}
+        fixed = {
+            id(a): [one_by_one(policy, a) for policy in (old, reference)]
+            for a, old in zip(actions, olds)
+        }
     assert len(optimizer.gradients) == len(parts)
     for part, weights, found in zip(parts, optimizer.weights, optimizer.gradients):
         now = copy.deepcopy(start)
@@ -586,6 +594,11 @@ def test_in_a_second_pass_over_a_batch_the_old_policy_is_still_the_one_that_samp
     compare_with_the_oracle(edited(monkeypatch, EPOCHS), passes=2, minibatches=minibatches)
 
 
+@ROWS
+def test_a_plan_of_an_older_policy_is_compared_with_that_policy(rows):
+    compare_with_the_oracle(older=tiny(2), rows=rows)
+
+
 def test_another_baseline_acts_in_flat_groups_too_and_they_are_counted(monkeypatch):
     line = "A[group] = (r - mean) / (std + 1e-6)"
     module = edited(monkeypatch, (line, "A[group] = r - 0.5"))
@@ -665,6 +678,7 @@ EDITS = [  # of what lies between the formula and the optimiser's step
     ("turns[a.rollout], len(rollouts)", "turns[a.rollout], len(actions)"),
     ("torch.cat([a.logp_old for a in actions])", "logp.detach()"),
     ("keep_old(actions, logp.detach())", "keep_old(actions, logp)"),
+    ("        if a.logp_old is None:\n            a", "        if True:\n            a"),
     ("if mini is not steps[0]:", "if mini is not steps[-1]:"),
     ("steps = minis  #", "steps = minis[1:]  #"),
     ("token_logps(reference, batch", "token_logps(model, batch"),
@@ -681,3 +695,4 @@ def test_no_edit_of_the_update_passes_for_the_formula(before, after, monkeypatch
     with pytest.raises((AssertionError, RuntimeError, IndexError, TypeError, ValueError)):
         compare_with_the_oracle(module)
         compare_with_the_oracle(module, batch=family(), rows=trees.rows)
+        compare_with_the_oracle(module, older=tiny(2))

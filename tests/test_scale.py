@@ -599,6 +599,18 @@ def test_two_ranks_learn_what_one_process_learns(two, name):
     assert (len(gradients) > 0) == (name != "nothing to learn") and not metrics["skipped"]
 
 
+def test_what_fills_a_rank_up_has_every_field_of_an_action_and_no_weight(monkeypatch):
+    (first, second, *_), _ = lesson()
+    second = replace(second, A=2.0, turn=3, weight=0.5, logp_old=torch.ones(len(second.ids)))
+    batches = list(trees.rows(tiny(), [first, second], 10**6))[:1]
+    monkeypatch.setattr(sharded, "exchanged", lambda item: [item, (len(batches) + 2, None)])
+    *same, one, two = sharded.even(batches)
+    assert same == batches and one.actions == two.actions
+    [filler] = one.actions
+    assert filler.turn in (first.turn, 3) and filler.A == filler.weight == 0
+    assert filler.logp_old.tolist() == [0] * len(filler.ids)
+
+
 @pytest.mark.exhaustive
 def test_each_rank_samples_with_a_seed_of_its_own(two):
     assert two[0]["seed"] == seed_of_rollouts() != two[1]["seed"]

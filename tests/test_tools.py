@@ -55,6 +55,16 @@ def test_a_cached_result_is_the_text_that_an_uncached_one_would_be(tmp_path, mon
     assert texts == ["7", "7", "Error: down", "8", "8"]
 
 
+def test_a_tool_with_a_state_runs_each_time_also_with_a_cache(tmp_path, monkeypatch):
+    nth = lambda query, state: str(state.setdefault("seen", []).append(query) or state["seen"])
+    monkeypatch.setattr(tools, "TOOLS", {"nth": tool(nth, from_web=True, stateful=True)})
+    box = choose(cache=services.Cache(tmp_path / "cache.sqlite"))
+    states = [{}, {}]
+    for text in ("['a']", "['a', 'a']"):
+        found = results(box, ("nth", "a"), ("nth", "a"), states=states)
+        assert [result.text for result in found] == [text, text]
+
+
 def test_the_description_of_a_tool_tells_everything():
     for name, tool in TOOLS.items():
         parts = tool.description, tool.limits, tool.example, *sum(tool.arguments.items(), ())

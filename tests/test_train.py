@@ -263,10 +263,20 @@ def test_the_last_step_is_saved_and_evaluated_whatever_every_says():
     assert steps == list("023") and (out / "step-3" / "model.safetensors").exists()
 
 
-def test_the_last_line_names_the_module_that_was_trained(monkeypatch, capsys):
-    monkeypatch.setattr(train, "TRAINED", ("generator",))
-    run("generator", **QUICK)
-    assert "Try: python solve.py --generator generator/step-1\n" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    "trained, model", [(("generator",), "model"), (("planner", "generator"), "trains2/step-1")]
+)
+def test_the_last_line_names_the_modules_that_were_trained(trained, model, monkeypatch, capsys):
+    monkeypatch.setattr(train, "TRAINED", trained)
+    out = run(f"trains{len(trained)}", **QUICK)
+    told = f"Try: python solve.py --model {model} --generator {out}/step-1\n"
+    assert capsys.readouterr().out.endswith(told)
+
+
+def test_a_model_for_a_module_that_is_trained_is_refused(monkeypatch):
+    monkeypatch.setattr(train, "TRAINED", ("planner", "verifier"))
+    told = command(*words("refused", **QUICK, verifier="elsewhere"))
+    assert "the verifier is trained: leave out --verifier, which would not act" in told
 
 
 def test_plain_changes_a_log_by_rounding_only(whole, monkeypatch):
