@@ -134,8 +134,8 @@ def choose(names=None, corpus=None, cache=None):
         if name in bound:
             tool = replace(tool, run=partial(tool.run, corpus=corpus), from_web=live)
         if cache and tool.from_web and not tool.stateful:
-            # the same query on another corpus has another result
-            tool = replace(tool, run=search.remembered(cache, f"{name} {corpus}", tool.run))
+            key = f"{name} {corpus}"  # the same query on another corpus has another result
+            tool = replace(tool, run=search.remembered(cache, key, tool.run))
         tools[name] = tool
     return tools
 

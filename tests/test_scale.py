@@ -491,8 +491,19 @@ class Recorder(Masters):
         super().step()
 
 
-def learn(dtype=torch.float32, beta=0.1, rollouts=7, A=None, whole=False, top_k=False, **settings):
-    """One update: the gradients of its steps, its metrics, and the weights after it."""
+def learn(
+    dtype=torch.float32,
+    beta=0.1,
+    rollouts=7,
+    A=None,
+    whole=False,
+    top_k=False,
+    older=False,
+    **settings,
+):
+    """One update: the gradients of its steps, its metrics, and the weights after it.
+
+    older: an older policy sampled every other action."""
     model, reference = tiny().to(dtype), tiny(1).to(dtype)
     model.activation_checkpointing_enable()
     ready_to_update(model)
@@ -503,6 +514,9 @@ def learn(dtype=torch.float32, beta=0.1, rollouts=7, A=None, whole=False, top_k=
     actions, advantages = lesson()
     actions = possible(actions) if top_k else actions
     actions = with_advantages([a for a in actions if a.rollout < rollouts], A or advantages)
+    if older:
+        replayed = list(trees.rows(tiny(2), actions[::2], 10**6))
+        flow_grpo.score_old(tiny(2), replayed, temperature=T)
     how = dict(temperature=T, beta=beta, max_grad_norm=1e6, rows=trees.rows, token_budget=30)
     how |= dict(clip=(0.2, 0.3), minibatches=1)
     how |= settings | dict(ranks=sharded if several else None)
@@ -541,6 +555,7 @@ LESSONS = {
     "bfloat16": dict(dtype=torch.bfloat16, minibatches=2),
     "top-k, one rank has nothing": dict(rollouts=1, A=[1.0], beta=0, top_k=True),
     "top-k": dict(minibatches=2, beta=0, top_k=True),
+    "plans of an older policy": dict(minibatches=2, older=True),
 }
 
 
@@ -600,15 +615,16 @@ def test_two_ranks_learn_what_one_process_learns(two, name):
 
 
 def test_what_fills_a_rank_up_has_every_field_of_an_action_and_no_weight(monkeypatch):
-    (first, second, *_), _ = lesson()
-    second = replace(second, A=2.0, turn=3, weight=0.5, logp_old=torch.ones(len(second.ids)))
-    batches = list(trees.rows(tiny(), [first, second], 10**6))[:1]
+    (sampled, *_), _ = lesson()
+    sampled = replace(sampled, A=2.0, turn=3, weight=0.5, logp_old=torch.ones(len(sampled.ids)))
+    batches = list(trees.rows(tiny(), [sampled], 10**6))
     monkeypatch.setattr(sharded, "exchanged", lambda item: [item, (len(batches) + 2, None)])
     *same, one, two = sharded.even(batches)
     assert same == batches and one.actions == two.actions
     [filler] = one.actions
-    assert filler.turn in (first.turn, 3) and filler.A == filler.weight == 0
-    assert filler.logp_old.tolist() == [0] * len(filler.ids)
+    assert filler.logp_old.tolist() == [0] * len(sampled.ids)
+    without = dict(A=0.0, weight=0.0, logp_old=None)
+    assert replace(filler, logp_old=None) == replace(sampled, **without)
 
 
 @pytest.mark.exhaustive
