@@ -79,7 +79,9 @@ def moved(policy, frozen):
         pairs = ((m.base_layer.weight, m.get_delta_weight("default")) for m in layers)
         pairs = ((weight, (weight.float() + delta).to(weight.dtype)) for weight, delta in pairs)
     else:
-        pairs = zip(frozen.model.parameters(), policy.model.parameters(), strict=True)
+        # --fixed may be adapters on the model that is trained: without them, they are that model
+        weights = (w for name, w in frozen.model.named_parameters() if "lora_" not in name)
+        pairs = zip(weights, policy.model.parameters(), strict=True)
     largest = total = changed = number = 0
     for before, after in pairs:
         change = (after - before).abs()

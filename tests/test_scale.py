@@ -825,6 +825,9 @@ def test_the_reference_is_the_model_though_other_modules_have_adapters_on_it(pla
     _, cast, frozen, reference, *_ = train.set_up(train.settings(train.given(words)))
     assert hasattr(cast[1]["default"].model, "peft_config") and frozen.model is reference
     assert not hasattr(reference, "peft_config")
+    without = words_of(place, "no-kl", "--fixed", f"{place}/fixed/step-1", "--beta", "0")
+    _, cast, frozen, reference, *_ = train.set_up(train.settings(train.given(without)))
+    assert reference is None and adapters.moved(cast[0], frozen)["moved_max"] == 0
 
 
 # --------------------------------------------------------------------------------------- torchrun
