@@ -9,7 +9,7 @@
 terms), or the folder or hub name of another. Their packages have 4 bits a weight.
 
 Questions need two calls, and two turns are allowed: wikipedia_search, and then web_search if its
-result is an address, or python_coder if it is a calculation. Only the result says which, so the best
+result is an address, or python_coder if it is a calculation. Only the result says which: the best
 router is right in about half of them. The test asks for other things than training.
 
 The warm start. So small a model writes no plan that can be parsed, so all groups would be flat. It
