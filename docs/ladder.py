@@ -3,7 +3,7 @@
 A question needs STATES tools in the right order. The state counts those that have worked, as a
 planner sees it in the last result. In state s only tool s works, and leads to state s + 1. Any
 other tool costs the turn. R is 1 if all states are passed within TURNS turns. An action is one
-token, the tool. advantages(), token_weight() and loss() are those of train.py.
+token, the tool. advantages(), token_weight() and loss() are those that train.py uses.
 """
 
 import random
@@ -60,7 +60,8 @@ def train(seed, steps=30):
             logps = log_pi()[at], old[at], reference[at]  # (K,) each
             optimizer.zero_grad()
             loss(*logps, A, weight, clip=CLIP, beta=BETA)[0].backward()
-            optimizer.step()
+            if table.grad.any():  # as in update(): else momentum alone would move the table
+                optimizer.step()
     return shares
 
 
