@@ -27,9 +27,10 @@ So far this is a plain policy gradient. Flow-GRPO adds, as choices that do not f
   * A is divided by the group's standard deviation;
   * tokens are averaged over a turn, and turns over a rollout, which biases the gradient (see
     token_weight());
-  * PPO's clipped ratio. The batch of rollouts is cut into mini-batches of whole rollouts, for one
-    optimiser step each. From the second step on, the policy is no longer the one that sampled: the
-    ratio corrects for that, approximately (see loss());
+  * the clipped ratio of PPO, from which GRPO comes (there, the baseline is a second network). The
+    batch of rollouts is cut into mini-batches of whole rollouts, for one optimiser step each. From
+    the second step on, the policy is no longer the one that sampled: the ratio corrects for that,
+    approximately (see loss());
   * a KL that pulls the planner back towards the untrained one, π_ref.
 
 Training maximises J. (q: a question; i: one of its G rollouts; t: a turn; j: a token of its plan)
@@ -97,7 +98,7 @@ class Action:
     ids: list[int]  # a^t, its last is the stop token, unless the plan was cut at the token limit
     rollout: int  # the number of its rollout, 0 .. N-1
     A: float = 0.0  # its advantage: the A_i of its rollout
-    turn: int = 0  # t, from 0 on: for advantages that differ from turn to turn
+    turn: int = 0  # t, here from 0 on: for advantages that differ from turn to turn
     # filled in during an update, on a copy; logp_old stays as given: a plan of an older policy
     weight: float = 0.0  # the weight of each of its tokens: token_weight()
     logp_old: Tensor | None = None  # log π_θold of ids, (|a|,)
@@ -208,11 +209,11 @@ def token_logps(model, batch: MicroBatch, temperature: float) -> Tensor:
     The actions come one after the other. New, old and reference log-probs all come from this
     function, so they differ only if the models do.
 
-    The logits of all tokens would not fit into memory: with a vocabulary of 152k, those of 1 000
-    tokens take 600 MB in float32, and their log-softmax and gradient as much again. So the model
-    returns the states before its output layer (the head), only where an action token is predicted,
-    and logits are made of them a chunk at a time. The backward pass makes them again (that is what
-    checkpoint() does)."""
+    The rest saves memory, and can be skipped at first. The logits of all tokens would not fit: with
+    a vocabulary of 152k, those of 1 000 tokens take 600 MB in float32, and their log-softmax and
+    gradient as much again. So the model returns the states before its output layer (the head), only
+    where an action token is predicted, and logits are made of them a chunk at a time. The backward
+    pass makes them again (that is what checkpoint() does)."""
     y = torch.tensor([token for a in batch.actions for token in a.ids])  # (K,)
     # A prediction is a place and the token that follows it. Plans that share a row can share
     # predictions. Compute each distinct one once: P of the K. copy[k] says which one token k uses.
@@ -324,10 +325,13 @@ def loss(
         A > 0    the gain grows with ρ up to 1+ε', and is flat above
         A < 0    the gain grows as ρ falls to 1-ε, and is flat below; it keeps falling as ρ rises
 
+    (So the min: the clip alone would be flat above 1+ε' for A < 0, too, and would leave a bad token
+    there that has become likelier.)
+
     The KL is estimated token by token as k3 = r - log r - 1, with r = π_ref / π_θ. It is never
-    negative, and its mean over tokens drawn from π_θ is KL(π_θ ‖ π_ref). Its mean gradient is that
-    of the reversed KL, with the same minimum (docs/fork.md, "Another KL"). The tokens were drawn
-    from π_θold, so this is exact at ρ = 1 only.
+    negative, and its mean over tokens drawn from π_θ is KL(π_θ ‖ π_ref): the mean of r is Σ π_ref =
+    1, that of -log r is the KL. Its mean gradient is that of the reversed KL, with the same minimum
+    (docs/fork.md, "Another KL"). The tokens were drawn from π_θold, so this is exact at ρ = 1 only.
 
     The gradient of k3 is 1 - r for each ∇log π: one token that π_ref finds a thousand times
     likelier can outweigh all others, and end the run. So above R_MAX, r goes on as its tangent in

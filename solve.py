@@ -150,16 +150,16 @@ def roll_out(
         some = [rollout for rollout in some if not rollout.failed]
         bar.set_postfix_str(f"turn {turn} {module}")
         started = time.perf_counter()
-        sampled = module in trained
-        engine = policy if sampled else engines.get(module, engines["default"])
-        settings = dict(temperature=temperature if sampled else 0.0, max_new_tokens=max_new_tokens)
+        samples = module in trained
+        engine = policy if samples else engines.get(module, engines["default"])
+        settings = dict(temperature=temperature if samples else 0.0, max_new_tokens=max_new_tokens)
         completions = complete(engine, some, prompt, settings)
         for rollout, c in zip(some, completions, strict=True):
             seconds = time.perf_counter() - started
             rollout.add_output(turn, module, c.text, c.tokens, seconds, c.cut, len(c.ids))
             if c.error:
                 rollout.failed = f"{module}: {c.error}"
-            elif sampled:
+            elif samples:
                 rollout.sampled.append(c)
             if live:
                 print(block(rollout.outputs[-1]), flush=True)

@@ -51,7 +51,7 @@ TRAINED = ("planner",)  # of solve.MODULES: those that the policy plays, and tha
 SIGNALS = {}  # {those that have asked the run to end: when}
 
 
-def one_step(step, args, data, cast, reference, optimizer, objective, first):
+def one_step(step, args, data, cast, reference, optimizer, for_update, first):
     """A step of Flow-GRPO -> its row of log.csv, its rollouts, the seconds of both halves."""
     policy, _, tools, _ = cast
     start, seed = time.perf_counter(), args.seed * 1_000_003 + step
@@ -71,14 +71,14 @@ def one_step(step, args, data, cast, reference, optimizer, objective, first):
 
     middle = time.perf_counter()
     this_step = dict(temperature=temperature, seed=seed)
-    metrics = update(policy.model, reference, optimizer, actions, groups, **objective, **this_step)
-    objective["token_budget"] = metrics.pop("token_budget")  # less, once memory was short
+    metrics = update(policy.model, reference, optimizer, actions, groups, **for_update, **this_step)
+    for_update["token_budget"] = metrics.pop("token_budget")  # less, once memory was short
     return row | metrics, rollouts, (middle - start, time.perf_counter() - middle)
 
 
 def train(args):
     """A whole run: its steps, with an evaluation and a checkpoint now and then."""
-    (data, valid, test), cast, frozen, reference, optimizer, objective, done = set_up(args)
+    (data, valid, test), cast, frozen, reference, optimizer, for_update, done = set_up(args)
     policy = cast[0]  # plays the planner, and is trained
     due = lambda step: step % args.every == 0 or step == args.steps  # of a validation
     if done == 0:
@@ -91,7 +91,7 @@ def train(args):
 
     for step in range(done + 1, args.steps + 1):
         first = step == done + 1  # of this process
-        here = step, args, data, cast, reference, optimizer, objective, first
+        here = step, args, data, cast, reference, optimizer, for_update, first
         row, rollouts, seconds = one_step(*here)
         add_row(Path(args.out, "log.csv"), row)
         checkpoints.add_rollouts(Path(args.out, "rollouts.jsonl"), step, rollouts)
@@ -248,7 +248,7 @@ def set_up(args):
         checkpoints.restore(checkpoint, optimizer)
     sharded.gather(policy.model)  # whole weights for the rollouts; nothing to do on one device
 
-    objective = dict(
+    for_update = dict(
         clip=(args.clip_low, args.clip_high),
         beta=args.beta,
         minibatches=args.minibatches,
@@ -262,9 +262,9 @@ def set_up(args):
     if not checkpoint:
         save(args, policy, optimizer, 0)  # a disk that is full shows now
     if args.rehearse and not checkpoint:
-        learn = partial(update, policy.model, reference, optimizer, **objective)
+        learn = partial(update, policy.model, reference, optimizer, **for_update)
         say(*rehearsal.largest(args, policy, frozen, learn, Action))
-    return (data, valid, test), cast, frozen, reference, optimizer, objective, done
+    return (data, valid, test), cast, frozen, reference, optimizer, for_update, done
 
 
 def load_policy(args, checkpoint):
