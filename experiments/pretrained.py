@@ -17,7 +17,7 @@ imitates plans of the toy's teacher, whose sub-goals, contexts and tools are dra
 world that is drawn for this alone. Each plan is shown with each tool: this teaches that all are
 equally likely. Half of the plans have a context, or it would not learn to copy one.
 
-The recipe, with which seven of seven seeds learned, avoids what went wrong with others. A KL of
+The recipe, with which nine of nine seeds learned, avoids what went wrong with others. A KL of
 β = 0.2, or a tool dies out before the planner can tell an address from a calculation (in some seeds
 with 0.03 and 0.1). Two turns, or a fixed order of tools is always right. Both kinds of question in
 each step. The checkpoint that is best on 40 other questions, because a single update can break the
