@@ -240,7 +240,8 @@ def set_up(args):
         if args.sampling_bytes and isinstance(engine, local.Engine):
             fit.give_room(engine, args.sampling_bytes, args.plain)
 
-    # AdamW with a constant learning rate and no weight decay; any optimiser of torch may stand here
+    # AdamW with a constant learning rate and no weight decay. Any elementwise optimiser of torch
+    # may stand here; of what it keeps, checkpoints have the tensors in its `state`.
     adamw = partial(torch.optim.AdamW, lr=args.lr, weight_decay=0.0, fused=True)
     weights = {name: w for name, w in policy.model.named_parameters() if w.requires_grad}
     optimizer = masters.Masters(weights, adamw, args.optimizer_device)
