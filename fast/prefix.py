@@ -20,6 +20,9 @@ Prompts differ in length, so padding separates the prefix from the rest:
 
     prefix prefix prefix  pad  rest rest     the mask hides the padding, positions do not count it
     prefix prefix prefix rest  rest rest
+
+A sliding window (Gemma, Mistral 0.1) would count that padding, so its models share no prefix, but
+only the copies of a prompt: part 1 is left out.
 """
 
 import inspect
@@ -27,13 +30,14 @@ import os
 
 import torch
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from models.local import left_padded
 
 # Prompt tokens that sharing must save, since it costs two more calls of the model
 SAVED_TOKENS = 64
 CHUNK = 256  # columns of prompts that are computed at a time
+KEPT = DynamicLayer, DynamicSlidingWindowLayer  # layers' caches that can be copied by rows
 
 
 @torch.no_grad()
@@ -47,12 +51,13 @@ def prefill(
     """
     number = {prompt: i for i, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
     distinct = list(number)
+    N, D, P = len(prompts), len(distinct), max(map(len, prompts))
+    cache = DynamicCache(config=model.config.get_text_config())
     prefix = os.path.commonprefix([prompt[:-1] for prompt in distinct])  # works on any sequences
-    N, D, L, P = len(prompts), len(distinct), len(prefix), max(map(len, prompts))
+    L = 0 if any(cache.is_sliding) else len(prefix)
     shared = N * P - L - D * (P - L) >= SAVED_TOKENS
     if not (shared or P > CHUNK) or not in_parts(model):
         return *left_padded(prompts, pad, model.device), None
-    cache = DynamicCache(config=model.config)
     decoder = model.get_decoder()  # the model without its head: no logits of prompts
     ids, mask = left_padded(distinct, pad, model.device, shared=L)
 
@@ -77,13 +82,12 @@ def prefill(
 
 
 def in_parts(model) -> bool:
-    """Can the model's cache be cut and copied by rows? Only if each layer keeps all keys and
-    values, and a token's position comes from position_ids.
+    """Can the model's cache be cut and copied by rows? Only if each layer keeps keys and values,
+    and a token's position comes from position_ids.
 
-    Not so: sliding windows (Gemma, Mistral), which would count the padding; linear attention and
-    state space models (Qwen3.5, Mamba); ALiBi (Bloom, MPT), which counts columns.
-    """
+    Not so: linear attention and state space models (Qwen3.5, Mamba); ALiBi (Bloom, MPT), which
+    counts columns."""
     config = model.config.get_text_config()
-    kept = all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
+    kept = all(type(layer) in KEPT for layer in DynamicCache(config=config).layers)
     placed = "position_ids" in inspect.signature(model.get_decoder().forward).parameters
     return kept and placed and not getattr(config, "alibi", False)

@@ -20,8 +20,9 @@ share all of their nodes.
 It is a mask, and not a KV cache: with gradient checkpointing, transformers drops a cache without a
 word, and the prompt's part of the gradient would be lost.
 
-Trees are right only for plain causal attention. A model with windows (Mistral 0.1, Gemma), ALiBi
-(Bloom) or a recurrent state (Mamba, Qwen3.5) gets a row for each action: are_right() finds out.
+In a layer with a sliding window (Mistral 0.1, Gemma 3), a node sees only its last ancestors. Trees
+would be wrong for ALiBi (Bloom), a recurrent state (Mamba, Qwen3.5) and attention that takes no
+such mask (Gemma 2, gpt-oss): are_right() finds out, and each action gets a row of its own.
 """
 
 import os
@@ -34,7 +35,8 @@ from torch.nn.utils.rnn import pad_sequence
 from models.local import MicroBatch
 
 PADDING, SMALL = 0.1, 512  # at most this share of a micro-batch is padding, unless it is small
-WINDOWS = "sliding_window", "window_size", "attention_chunk_size"  # names in configurations
+FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers, in configurations
+OTHERS = "window_size", "attention_chunk_size"  # settings there of other windows
 
 
 def rows(model, actions: Sequence, token_budget: int) -> Iterator[MicroBatch]:
@@ -42,17 +44,18 @@ def rows(model, actions: Sequence, token_budget: int) -> Iterator[MicroBatch]:
 
     Rows of similar length are neighbours. A micro-batch ends where the next row would exceed the
     budget, or make more than a tenth of it padding."""
+    config = model.config.get_text_config()
     batch = []  # [(nodes, the actions of a row)]
     for nodes, row in sorted(shared_rows(model, actions, token_budget), key=size, reverse=True):
         if batch:
             slots = (len(batch) + 1) * size(batch[0])  # if the row joins the batch
             filled = sum(map(size, batch)) + nodes
             if slots > token_budget or slots > SMALL and filled < (1 - PADDING) * slots:
-                yield layout([row for _, row in batch])
+                yield layout([row for _, row in batch], config)
                 batch = []
         batch.append((nodes, row))
     if batch:
-        yield layout([row for _, row in batch])
+        yield layout([row for _, row in batch], config)
 
 
 def size(row):
@@ -103,32 +106,59 @@ def tree(row):
     return ids, depths, ends, predicting
 
 
-def layout(rows):
+def layout(rows, config):
     """The micro-batch of some rows, each a list of actions."""
     trees = [tree(row) for row in rows]
     matrix = lambda lists: pad_sequence(list(map(torch.tensor, lists)), batch_first=True)
     x, depths, ends = map(matrix, list(zip(*trees, strict=True))[:3])  # (B, L) each
     place = [n * x.shape[1] + node for n, (*_, nodes) in enumerate(trees) for node in nodes]
-    branched = any(len(row) > 1 for row in rows)
-    settings = {"position_ids": depths, "attention_mask": mask(ends)} if branched else {}
+    settings = {}
+    if any(len(row) > 1 for row in rows):
+        settings = {"position_ids": depths, "attention_mask": masks(ends, depths, config)}
     actions = [action for row in rows for action in row]
     return MicroBatch(actions, x, torch.tensor(place), settings)
 
 
-def mask(ends):
-    """(B, L) -> (B, 1, L, L): True where node i sees node j. Padding, at the end, sees itself."""
+def mask(ends, depths, window=None):
+    """(B, L) -> (B, 1, L, L): True where node i sees node j, itself or an ancestor less than
+    `window` tokens before it. Padding, at the end, sees itself."""
     j = torch.arange(ends.shape[1])
     i = j[:, None]
-    return ((j <= i) & (i < ends[:, None, :]) | (j == i))[:, None]
+    sees = (j <= i) & (i < ends[:, None, :]) | (j == i)
+    if window:
+        sees &= depths[:, :, None] - depths[:, None, :] < window
+    return sees[:, None]
+
+
+class Masks(dict):
+    """{kind of layer: mask}, which moves to a device as a tensor does."""
+
+    def to(self, device):
+        return Masks({kind: mask.to(device) for kind, mask in self.items()})
+
+
+def masks(ends, depths, config):
+    """One mask for all layers or, if their configuration names kinds, one for each kind."""
+    window = getattr(config, "sliding_window", None)
+    if (kinds := kinds_of(config)) <= {FULL}:
+        return mask(ends, depths, window)
+    windows = {FULL: None, SLIDING: window}
+    return Masks({kind: mask(ends, depths, windows[kind]) for kind in kinds})
+
+
+def kinds_of(config):
+    return {*(getattr(config, "layer_types", None) or [])}
 
 
 def are_right(model) -> bool:
     """May the rows of this model be trees? Found out once, from its configuration and by trying."""
     if not hasattr(model, "tree_rows"):
         config = model.config.get_text_config()
-        kinds = {*(getattr(config, "layer_types", None) or ["full_attention"])}
-        windows = any(getattr(config, name, None) for name in WINDOWS)
-        model.tree_rows = kinds == {"full_attention"} and not windows and one_is_right(model)
+        kinds = kinds_of(config)
+        # A window, though all layers are called full: which of the two is true?
+        names = (*OTHERS, "sliding_window") if kinds == {FULL} else OTHERS
+        unknown = any(getattr(config, name, None) for name in names)
+        model.tree_rows = kinds <= {FULL, SLIDING} and not unknown and one_is_right(model)
     return model.tree_rows
 
 
@@ -137,12 +167,13 @@ def one_is_right(model):
     """Does a tree of two sequences get their logits, but for rounding?
 
     Rounding is measured against what the row gets without mask and positions, where the second
-    sequence sees the first."""
-    ends = [9, 2, 6, 5], [3, 5, 8, 9]
+    sequence sees the first. The sequences are shorter than a window is: of windows, this shows
+    only that the model takes their mask."""
+    ends, config = ([9, 2, 6, 5], [3, 5, 8, 9]), model.config.get_text_config()
     two = [SimpleNamespace(prompt_ids=[3, 1, 4, 1, 5], ids=ids) for ids in ends]
 
     def logits(rows, plain=False):
-        batch = layout(rows)
+        batch = layout(rows, config)
         settings = {} if plain else {k: v.to(model.device) for k, v in batch.settings.items()}
         out = model(batch.x.to(model.device), use_cache=False, **settings).logits.float()
         return out.flatten(0, 1)[batch.place]
