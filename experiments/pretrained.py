@@ -203,9 +203,7 @@ def everything(args):
     if not (folder / "warm").exists():
         warm(args)
     write_questions(folder)
-    how = [*HOW, "--fixed", TOY, "--corpus", f"{TOY}/corpus.jsonl"]
-    for name in ("device", "dtype"):
-        how += [f"--{name}", getattr(args, name)] if getattr(args, name) else []
+    how = flags_of(args)
     planners = {"warm-started": folder / "warm"}
     for seed in range(args.seeds):
         out = folder / f"seed{seed}"
@@ -229,6 +227,14 @@ def everything(args):
     for name, column, new in (("pretrained", "model", rows), ("pretrained-log", "run", logs)):
         others = [row for row in read(name) if row[column].partition(",")[0] != folder.name]
         write(name, new + others)  # the latest first
+
+
+def flags_of(args):
+    """The flags that train.py and solve.py share."""
+    words = [*HOW, "--fixed", TOY, "--corpus", f"{TOY}/corpus.jsonl"]
+    for name in ("device", "dtype"):
+        words += [f"--{name}", getattr(args, name)] if getattr(args, name) else []
+    return words
 
 
 def run(*words):

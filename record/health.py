@@ -63,7 +63,7 @@ def advice(row, rollouts):
             why = printable(truncate(result, 200))
             yield f"        none of the {row[name]} calls of {name} worked, as: {why}"
     if row["flat"] == row["groups"]:
-        yield "        all groups are flat: all rollouts of a question are right, or all are wrong"
+        yield "        all groups are flat: all rollouts of a question have the same reward"
 
 
 def check_lines(row):

@@ -1,12 +1,15 @@
 """experiments/pretrained.py, with a tiny random model in the place of a pretrained one."""
 
 import csv
+import json
 import random
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -106,3 +109,33 @@ def test_a_whole_run_ends_in_a_table_and_is_not_repeated(folder, tmp_path):
     assert all(row["n"] == "24" and row["model"] == folder.name for row in rows)
     [step] = csv.DictReader(open(tmp_path / "pretrained-log.csv", newline=""))
     assert step["run"] == f"{folder.name}, seed 0" and step["step"] == "1"
+
+
+@pytest.mark.extras("peft")
+def test_stages_follow_each_other_and_are_not_repeated(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "tiny" / "warm")
+    code = "from pathlib import Path; from experiments import curriculum, pretrained, study; "
+    code += f"pretrained.RUNS = study.RESULTS = Path({str(tmp_path)!r}); curriculum.TESTED = 6; "
+    code += "stages = curriculum.STAGES; "
+    code += "stages.update({k: (*stage[:3], 1, stage[4]) for k, stage in stages.items()}); "
+    code += "curriculum.main()"
+    for _ in range(2):
+        words = [sys.executable, "-c", code, "--model", "tiny", "--device", "cpu"]
+        subprocess.run(words, cwd=pretrained.ROOT, check=True)
+    read = lambda name: list(csv.DictReader(open(tmp_path / f"{name}.csv", newline="")))
+    names = [f"tiny-{stage}, seed 0" for stage in ("two", "three", "all")]
+    assert [row["run"] for row in read("pretrained-log")] == names
+    begun = {}
+    for path in tmp_path.glob("tiny/curriculum0/*/args.json"):
+        begun[path.parent.name] = Path(json.loads(path.read_text())["model"])
+    first = tmp_path / "tiny"
+    assert begun == {
+        "two": first / "warm",
+        "three": first / "curriculum0" / "two" / "whole",
+        "all": first / "curriculum0" / "three" / "whole",
+    }
+    asked = Counter()
+    for row in read("curriculum"):
+        asked[row["planner"]] += int(row["n"])
+    after = [f"seed 0, after the stage {stage}" for stage in ("three", "all")]
+    assert asked == dict.fromkeys(["warm-started", *after], 6)
