@@ -1,4 +1,4 @@
-"""experiments/pretrained.py, with a tiny random model in the place of a pretrained one."""
+"""experiments/pretrained.py and curriculum.py, with a tiny random model, not a pretrained one."""
 
 import csv
 import json
@@ -112,16 +112,15 @@ def test_a_whole_run_ends_in_a_table_and_is_not_repeated(folder, tmp_path):
 
 
 @pytest.mark.extras("peft")
-def test_stages_follow_each_other_and_are_not_repeated(folder, tmp_path):
+def test_each_stage_begins_with_the_planner_of_the_one_before(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "tiny" / "warm")
     code = "from pathlib import Path; from experiments import curriculum, pretrained, study; "
     code += f"pretrained.RUNS = study.RESULTS = Path({str(tmp_path)!r}); curriculum.TESTED = 6; "
     code += "stages = curriculum.STAGES; "
     code += "stages.update({k: (*stage[:3], 1, stage[4]) for k, stage in stages.items()}); "
     code += "curriculum.main()"
-    for _ in range(2):
-        words = [sys.executable, "-c", code, "--model", "tiny", "--device", "cpu"]
-        subprocess.run(words, cwd=pretrained.ROOT, check=True)
+    words = [sys.executable, "-c", code, "--model", "tiny", "--device", "cpu"]
+    subprocess.run(words, cwd=pretrained.ROOT, check=True)
     read = lambda name: list(csv.DictReader(open(tmp_path / f"{name}.csv", newline="")))
     names = [f"tiny-{stage}, seed 0" for stage in ("two", "three", "all")]
     assert [row["run"] for row in read("pretrained-log")] == names
