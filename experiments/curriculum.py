@@ -36,10 +36,10 @@ from record.rollouts import read_answers
 from toy.make import write_rows
 from toy.questions import World
 
-STAGES = {  # {name: (kinds of question, how many, turns, steps, other flags)}
+STAGES = {  # {name: (kinds of question or "", the toy's; how many; turns; steps; other flags)}
     "two": ("wb wp", 300, 2, 20, "--questions 4 --minibatches 1 --lr 2e-4 --beta 0.2"),
     "three": ("wb wp wg", 298, 2, 40, "--questions 6 --minibatches 1 --lr 3e-4 --beta 0.2"),
-    "all": ("", 2000, 3, 30, "--questions 8 --minibatches 2 --lr 4e-4 --beta 0.05"),
+    "all": ("", 0, 3, 30, "--questions 8 --minibatches 2 --lr 4e-4 --beta 0.05"),
 }
 RECIPE = """--group-size 8 --lora 16 --valid none --test none --every 10 --keep 1
     --token-budget 4096""".split()
