@@ -27,22 +27,19 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from experiments import pretrained
-from experiments.pretrained import flags_of, run
+from experiments.pretrained import RECIPE, flags_of, go_on, solved
 from experiments.study import curve_of, read, write
 from flow_grpo import distribution
 from models import local
 from record.flags import TOY
-from record.rollouts import read_answers
-from toy.make import write_rows
+from toy.make import public, write_rows
 from toy.questions import World
 
-STAGES = {  # {name: (kinds of question or "", the toy's; how many; turns; steps; other flags)}
-    "two": ("wb wp", 300, 2, 20, "--questions 4 --minibatches 1 --lr 2e-4 --beta 0.2"),
-    "three": ("wb wp wg", 298, 2, 40, "--questions 6 --minibatches 1 --lr 3e-4 --beta 0.2"),
+STAGES = {  # {name: (kinds of question or "", the toy's; how many; turns; steps; not the recipe's)}
+    "two": ("wb wp", 300, 2, 20, ""),
+    "three": ("wb wp wg", 298, 2, 40, "--questions 6 --lr 3e-4"),
     "all": ("", 0, 3, 30, "--questions 8 --minibatches 2 --lr 4e-4 --beta 0.05"),
 }
-RECIPE = """--group-size 8 --lora 16 --valid none --test none --every 10 --keep 1
-    --token-budget 4096""".split()
 TESTED = 150  # of the toy's test questions
 
 
@@ -50,19 +47,17 @@ def train(stage, start, out, seed, args):
     """Train the planner in the folder `start`, as far as it is not done; the folder of the new
     planner, with its adapters merged."""
     kinds, number, turns, steps, flags = STAGES[stage]
-    done, whole, beside = out / f"step-{steps}", out / "whole", out / "whole-part"
+    whole, beside = out / "whole", out / "whole-part"
     script, data = [ROOT / "train.py"], f"{TOY}/train.jsonl"
     if kinds:  # as many questions of each kind in a step
         script, data = [pretrained.__file__, "train"], args.folder / f"{stage}.jsonl"
         rows = World().questions(number, "train", seed=5, paths=dict.fromkeys(kinds.split(), 1))
-        keys = "kind", "question", "answer"
-        write_rows(data, [{key: row[key] for key in keys} for row in rows])
-    if not done.exists():
-        new = ["--model", start, "--data", data, *flags_of(args), *RECIPE, *flags.split()]
-        new += ["--max-turns", turns, "--steps", steps, "--seed", seed, "--out", out]
-        run(*script, *(["--resume", out, "--steps", steps] if out.exists() else new))
+        write_rows(data, public(rows))
+    new = [*RECIPE, *flags.split(), *flags_of(args), "--max-turns", turns, "--model", start]
+    new += ["--data", data, "--valid", "none", "--seed", seed]
+    go_on(script, new, steps, out)
     if not whole.exists():
-        engine = local.load(str(done), distribution, args.device, args.dtype)
+        engine = local.load(str(out / f"step-{steps}"), distribution, args.device, args.dtype)
         local.save(engine.model.merge_and_unload(), engine.tokenizer, beside)
         beside.rename(whole)
     return whole
@@ -71,8 +66,7 @@ def train(stage, start, out, seed, args):
 def tested(planner, model, out, args):
     """The rows of a planner: of each kind of question, how many it gets right in three turns."""
     how = ["--data", f"{TOY}/test.jsonl", "--limit", TESTED, *flags_of(args), "--max-turns", 3]
-    run(ROOT / "solve.py", "--model", model, *how, "--quiet", "--out", out)
-    rollouts = [trials[0] for trials in read_answers(out)["questions"]]
+    rollouts = solved(out, "--model", model, *how)
     asked = Counter(rollout.kind for rollout in rollouts)
     right = Counter(rollout.kind for rollout in rollouts if rollout.right)
     return [{"planner": planner, "kind": k, "n": n, "right": right[k]} for k, n in asked.items()]

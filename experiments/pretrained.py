@@ -54,7 +54,7 @@ from record.rollouts import read_answers, record_of, rollout_of
 from scale.masters import Masters
 from tools import choose
 from toy import teacher
-from toy.make import write_rows
+from toy.make import public, write_rows
 from toy.questions import World, for_flow
 from world.mistakes import Mistake
 
@@ -181,11 +181,7 @@ def questions_for(world, split):
 def write_questions(folder):
     """Write the questions of Flow-GRPO and its validation, and those of the test, about other
     things."""
-    keys = "kind", "question", "answer"
-    train, test = (
-        [{key: row[key] for key in keys} for row in questions_for(World(), split)]
-        for split in SIZES
-    )
+    train, test = (public(questions_for(World(), split)) for split in SIZES)
     files = {"train": train[:-VALID], "valid": train[-VALID:], "test": test}
     for name, rows in files.items():
         write_rows(folder / f"{name}.jsonl", rows)
@@ -209,18 +205,13 @@ def everything(args):
     for seed in range(args.seeds):
         out = folder / f"seed{seed}"
         new = [*RECIPE, *how, "--model", folder / "warm", "--data", folder / "train.jsonl"]
-        new += ["--valid", folder / "valid.jsonl", "--steps", args.steps]
-        new += ["--seed", seed, "--out", out]
-        if not (out / last).exists():
-            again = ["--resume", out, "--steps", args.steps]
-            run(__file__, "train", *(again if out.exists() else new))
+        new += ["--valid", folder / "valid.jsonl", "--seed", seed]
+        go_on([__file__, "train"], new, args.steps, out)
         planners[f"seed {seed}"] = out / ("best" if (out / "best").exists() else last)
     rows, logs = [], []
     for name, model in planners.items():
         out, log = folder / f"test-{name}-{model.name}".replace(" ", ""), model.parent / "log.csv"
-        test = ["--model", model, "--data", folder / "test.jsonl", *how, "--quiet"]
-        run(ROOT / "solve.py", *test, "--out", out)
-        rollouts = [trials[0] for trials in read_answers(out)["questions"]]
+        rollouts = solved(out, "--model", model, "--data", folder / "test.jsonl", *how)
         steps = list(curve_of(f"{folder.name}, {name}", log)) if log.exists() else []
         rows.append(table_row(name, rollouts, [float(step["reward"]) for step in steps]))
         logs += steps
@@ -236,6 +227,19 @@ def flags_of(args):
     for name in ("device", "dtype"):
         words += [f"--{name}", getattr(args, name)] if getattr(args, name) else []
     return words
+
+
+def go_on(script, new, steps, out):
+    """Train to so many steps, as far as that is not done. new: the flags of a new run."""
+    if not (out / f"step-{steps}").exists():
+        where = ["--resume", out] if out.exists() else [*new, "--out", out]
+        run(*script, *where, "--steps", steps)
+
+
+def solved(out, *words):
+    """The rollouts of solve.py with these flags, one for each question."""
+    run(ROOT / "solve.py", *words, "--quiet", "--out", out)
+    return [trials[0] for trials in read_answers(out)["questions"]]
 
 
 def run(*words):

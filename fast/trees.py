@@ -134,7 +134,7 @@ class Masks(dict):
     """{kind of layer: mask}, which moves to a device as a tensor does."""
 
     def to(self, device):
-        return Masks({kind: mask.to(device) for kind, mask in self.items()})
+        return {kind: mask.to(device) for kind, mask in self.items()}
 
 
 def masks(ends, depths, config):

@@ -256,13 +256,17 @@ def write_rows(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
+def public(rows):
+    """Of questions, what their files show."""
+    return [{key: row[key] for key in ("kind", "question", "answer")} for row in rows]
+
+
 def make_files(folder):
     """Write corpus.jsonl and the questions."""
     world = World()
     write_rows(folder / "corpus.jsonl", world.rows)
     for name, made in splits(world).items():
-        rows = ({key: row[key] for key in ("kind", "question", "answer")} for row in made)
-        rows = ({"id": f"{name}-{n}"} | row for n, row in enumerate(rows))
+        rows = ({"id": f"{name}-{n}"} | row for n, row in enumerate(public(made)))
         write_rows(folder / f"{name}.jsonl", rows)
 
 
