@@ -17,13 +17,13 @@ imitates plans of the toy's teacher, whose sub-goals, contexts and tools are dra
 world that is drawn for this alone. Each plan is shown with each tool: this teaches that all are
 equally likely. Half of the plans have a context, or it would not learn to copy one.
 
-The recipe, with which nine of nine seeds of SmolLM2 learned and two of two of Gemma, avoids what
-went wrong with others. A KL of β = 0.2, or a tool dies out before the planner can tell an address
-from a calculation (in some seeds with 0.03 and 0.1). Two turns, or a fixed order of tools is always
-right; curriculum.py goes on to three. Both kinds of question in each step. The checkpoint that is
-best on 40 other questions, because a single update can break the format. Adapters, because bfloat16
-rounds small steps away; give --dtype bfloat16 on a CPU with instructions for it, where it halves
-the time."""
+The recipe, with which nine of nine seeds of SmolLM2 reached 0.9 and two of Gemma 0.94 and 0.86,
+avoids what went wrong with others. A KL of β = 0.2, or a tool dies out before the planner can tell
+an address from a calculation (in some seeds with 0.03 and 0.1). Two turns, or a fixed order of
+tools is always right; curriculum.py goes on to three. Both kinds of question in each step. The
+checkpoint that is best on 40 other questions, because a single update can break the format.
+Adapters, because bfloat16 rounds small steps away; give --dtype bfloat16 on a CPU with instructions
+for it, where it halves the time."""
 
 import argparse
 import random
