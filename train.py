@@ -222,6 +222,8 @@ def set_up(args):
         say(f"        {known} of the questions to validate or test are also trained on")
     checkpoint = checkpoints.last_checkpoint(args.out) if args.resume else None
     done = checkpoints.step_of(checkpoint)
+    if args.resume and not checkpoint and rows_of(Path(args.out, "log.csv")):
+        raise Mistake(f"{args.out} has steps, but no checkpoint to go on from: give another --out")
     if args.steps < done:
         raise Mistake(f"{args.out} has done {done} steps: give --steps {done} or more")
 

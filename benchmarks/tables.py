@@ -166,6 +166,8 @@ def choices_of(value):
     """The options without letters: ["A. 0.9", "B. 2"], "['A. 0.9', 'B. 2']" -> ["0.9", "2"]"""
     if isinstance(value, str):
         value = ast.literal_eval(value)  # reads a list, executes nothing
+    if not isinstance(value, list):
+        raise ValueError("its options are not a list")
     return unlettered([str(choice).strip() for choice in value])
 
 

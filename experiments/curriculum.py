@@ -27,13 +27,14 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from experiments import pretrained
-from experiments.pretrained import RECIPE, flags_of, go_on, solved
-from experiments.study import curve_of, read, write
+from experiments.pretrained import RECIPE, flags_of, folder_of, go_on, solved
+from experiments.study import curve_of, put
 from flow_grpo import distribution
 from models import local
 from record.flags import TOY
 from toy.make import public, write_rows
 from toy.questions import World
+from world.mistakes import Mistake
 
 STAGES = {  # {name: (kinds of question or "", the toy's; how many; turns; steps; not the recipe's)}
     "two": ("wb wp", 300, 2, 20, ""),
@@ -69,7 +70,8 @@ def tested(planner, model, out, args):
     rollouts = solved(out, "--model", model, *how)
     asked = Counter(rollout.kind for rollout in rollouts)
     right = Counter(rollout.kind for rollout in rollouts if rollout.right)
-    return [{"planner": planner, "kind": k, "n": n, "right": right[k]} for k, n in asked.items()]
+    row = {"model": args.folder.name, "planner": planner}
+    return [row | {"kind": kind, "n": n, "right": right[kind]} for kind, n in asked.items()]
 
 
 def main():
@@ -80,9 +82,12 @@ def main():
     add("--device", help="cuda, mps or cpu (default: the first there is)")
     add("--dtype", help="float32 or bfloat16 (default: bfloat16 on cuda, float32 elsewhere)")
     args = parser.parse_args()
-    args.folder = folder = pretrained.RUNS / Path(args.model).name
-    if not (folder / "warm").exists():
-        raise SystemExit(f"curriculum.py: first run pretrained.py warm --model {args.model}")
+    try:
+        args.folder = folder = folder_of(args.model)
+        if not (folder / "warm").exists():
+            raise Mistake(f"first run pretrained.py warm --model {args.model}")
+    except Mistake as why:
+        raise SystemExit(f"curriculum.py: {why}") from None
     rows, logs = tested("warm-started", folder / "warm", folder / "three-turns-warm", args), []
     for seed in range(args.seeds):
         model = folder / "warm"
@@ -93,9 +98,8 @@ def main():
             if stage != "two":
                 name = f"seed {seed}, after the stage {stage}"
                 rows += tested(name, model, out.with_name(f"test-{stage}"), args)
-    write("curriculum", rows)
-    new = {row["run"] for row in logs}
-    write("pretrained-log", [row for row in read("pretrained-log") if row["run"] not in new] + logs)
+    put("curriculum", ["model", "planner"], rows)
+    put("pretrained-log", ["run"], logs)
 
 
 if __name__ == "__main__":

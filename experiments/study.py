@@ -16,6 +16,7 @@ for the rows of a table; there is none where the rows are tests of the same plan
 
 import argparse
 import csv
+import io
 import os
 import re
 import shlex
@@ -34,6 +35,7 @@ sys.path.insert(0, str(ROOT))
 
 from experiments import curves
 from memory import Step
+from record.folder import replace_file
 from record.folder import version as code_version
 from record.metrics import markdown, summary
 from record.compare import permutation
@@ -208,8 +210,7 @@ def collect(rows):
         write("new", new_solutions([row for row in planners if row.name == "Flow-GRPO"]))
     logs = {row.folder: STUDY / row.folder / "log.csv" for row in rows}
     logs = {name: log for name, log in sorted(logs.items()) if log.exists()}
-    old = [line for line in read("curves") if line["run"] not in logs]
-    write("curves", old + [line for name, log in logs.items() for line in curve_of(name, log)])
+    put("curves", ["run"], [line for name, log in logs.items() for line in curve_of(name, log)])
 
 
 def read(name):
@@ -218,13 +219,21 @@ def read(name):
     return list(csv.DictReader(open(path, newline=""))) if path.exists() else []
 
 
+def put(name, keys, rows):
+    """Write rows to results/NAME.csv, in the place of those with the same values of `keys`; all
+    others stay, after them."""
+    values = lambda row: [row[key] for key in keys]
+    new = list(map(values, rows))
+    write(name, [*rows, *(row for row in read(name) if values(row) not in new)])
+
+
 def write(name, rows):
-    rows = list(rows)
-    with open(RESULTS / f"{name}.csv", "w", newline="") as file:
-        columns = max(rows, key=len) if rows else ["empty"]
-        writer = csv.DictWriter(file, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    rows, text = list(rows), io.StringIO()
+    columns = max(rows, key=len) if rows else ["empty"]
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    replace_file(RESULTS / f"{name}.csv", text.getvalue().encode())
 
 
 def answers(folder):

@@ -52,9 +52,12 @@ def prefill(
     number = {prompt: i for i, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
     distinct = list(number)
     N, D, P = len(prompts), len(distinct), max(map(len, prompts))
-    cache = DynamicCache(config=model.config.get_text_config())
+    config = model.config.get_text_config()
+    cache = DynamicCache(config=config)
     prefix = os.path.commonprefix([prompt[:-1] for prompt in distinct])  # works on any sequences
-    L = 0 if any(cache.is_sliding) else len(prefix)
+    # A window, of which GPT-Neo's cache does not know, would count the padding after the prefix.
+    windows = any(cache.is_sliding) or getattr(config, "window_size", None)
+    L = 0 if windows else len(prefix)
     shared = N * P - L - D * (P - L) >= SAVED_TOKENS
     if not (shared or P > CHUNK) or not in_parts(model):
         return *left_padded(prompts, pad, model.device), None

@@ -36,6 +36,7 @@ from models.completion import NEW_TOKENS, TOO_LONG, Completion, for_each, is_ser
 from world.mistakes import Mistake
 
 TOKENS = 65_536  # of a sampling batch: the cache of a 7B is 57 KB a token, so this is 3.8 GB
+THREADS, WIDTHS = torch.get_num_threads(), set()  # at first; of the models on the CPU
 
 
 class MicroBatch(NamedTuple):
@@ -83,9 +84,10 @@ def load(
     model.published, _ = PreTrainedConfig.get_config_dict(name)  # as it is now: see save()
     if hasattr(model, "is_quantized"):  # it was
         model._weight_conversions = None  # with them, save() would quantise again
-    small = device.type == "cpu" and model.config.get_text_config().hidden_size < 512
-    if small and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)  # the threads of a small product only wait for each other
+    if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        WIDTHS.add(model.config.get_text_config().hidden_size)
+        # the threads of a small product only wait for each other
+        torch.set_num_threads(1 if max(WIDTHS) < 512 else THREADS)
     forbid_ids_without_token(model, tokenizer)
     engine = Engine(model, tokenizer, distribution, given, think=think, prefill=prefill)
     for remark in filter(None, engine.chat.remarks()):
@@ -95,6 +97,9 @@ def load(
         why = "computes nan, or reads the padding of a batch as if it were text"
         raise Mistake(f"{name!r} {why}: use another model, or a server's address")
     if name != given:
+        seen = Path(given, "base.txt")
+        if seen.exists() and seen.read_text() != fingerprint(name):
+            raise Mistake(f"{given} has adapters for other weights than {name} now has")
         settings = dict(is_trainable=trainable, autocast_adapter_dtype=False)
         engine.model = peft().PeftModel.from_pretrained(model, given, **settings)
     return engine
@@ -421,6 +426,8 @@ def save(model, tokenizer, folder: str | Path) -> None:
     with sampling_mode(model):  # transformers refuses to save some published generation_configs
         model.save_pretrained(folder, state_dict=weights_of(model))
     tokenizer.save_pretrained(folder)
+    if base := base_of(folder):
+        Path(folder, "base.txt").write_text(fingerprint(base))
     if (config := Path(folder, "config.json")).exists():  # not with adapters
         model.generation_config.to_json_file(Path(folder, "generation_config.json"))
         written = json.loads(config.read_text())

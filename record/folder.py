@@ -33,12 +33,13 @@ def lock(folder):
 
 
 def refuse_links(folder):
-    """Mistake if the folder holds a link, other than `best`, hard ones too: whoever made the folder
-    would choose which file of ours is overwritten. Pipes and devices are refused as well."""
+    """Mistake if the folder holds a link, other than `best` and `best.new` (a kill can leave it),
+    hard ones too: whoever made the folder would choose which file of ours is overwritten. Pipes and
+    devices are refused as well."""
     for path in folder.iterdir():
         found = path.lstat()
         own = stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode) and found.st_nlink == 1
-        if not own and path.name != "best":
+        if not own and path.name not in ("best", "best.new"):
             raise Mistake(f"{path} is a link, and a run writes only into its own folder: delete it")
 
 

@@ -132,6 +132,8 @@ def test_a_benchmark_is_its_first_items_as_in_the_paper_or_up_to_a_limit(tmp_pat
         ("2wiki", {"answer": []}, 'it has no usable "answer"'),
         ("gpqa", {"answer": "D. Pepper"}, "'D. Pepper' is none of the options"),
         ("medqa", {"options": ["1", "2"], "answer": 2}, "can be the index or the value"),
+        ("medqa", {"options": {"A": "Sugar", "B": "Salt"}}, "its options are not a list"),
+        ("medqa", {"options": "{'A': 'Sugar', 'B': 'Salt'}"}, "its options are not a list"),
     ],
 )
 def test_an_item_of_another_form_is_named_with_its_place(name, change, sentence, tmp_path):

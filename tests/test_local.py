@@ -42,6 +42,8 @@ DELTA = dict(linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_d
 DELTA |= dict(linear_value_head_dim=16, head_dim=16, layer_types=PERIOD)
 ONLY = {  # families whose configuration has other names for TINY's
     "Mamba": dict(vocab_size=99, hidden_size=32, num_hidden_layers=2, initializer_range=0.3),
+    "GPTNeo": dict(vocab_size=99, hidden_size=32, num_layers=2, num_heads=4, initializer_range=0.3)
+    | dict(attention_types=[[["global", "local"], 1]], max_position_embeddings=256),
     "Mpt": dict(vocab_size=99, d_model=32, n_layers=2, n_heads=4, initializer_range=0.3),
     "Bloom": dict(vocab_size=99, hidden_size=32, n_head=4, n_layer=2, initializer_range=0.3),
     "OPT": dict(vocab_size=99, hidden_size=32, ffn_dim=64, num_hidden_layers=2, init_std=0.3)
@@ -54,6 +56,7 @@ FAMILIES = {  # {kind: (changes, what is shared, may its rows be trees)}
     "GPT2": (dict(n_positions=256), PREFIX, True),
     "Mistral": (dict(sliding_window=16), COPIES, True),
     "Gemma3Text": (dict(sliding_window=16, head_dim=8, layer_types=WINDOWS), COPIES, True),
+    "GPTNeo": (dict(window_size=16), COPIES, False),
     "Lfm2": (dict(layer_types=["conv", "full_attention"]), ROWS, False),
     "Mamba": (dict(state_size=8), ROWS, False),
     "Bloom": ({}, ROWS, False),
@@ -134,6 +137,20 @@ def test_the_policy_that_samples_is_the_policy_that_is_scored(kind):
         scored = score(model, actions, rows, 0.8).tolist()
         assert scored == pytest.approx(sampled(completions), abs=1e-4)
         assert len({len(ids) for ids in completions}) > 1
+
+
+def test_threads_serve_a_large_model_though_a_small_one_is_loaded_beside_it(tmp_path, monkeypatch):
+    before = torch.get_num_threads()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(local, "THREADS", 2)
+    monkeypatch.setattr(local, "WIDTHS", set())
+    names = [write(tmp_path / str(width), hidden_size=width) for width in (32, 512)]
+    found = []
+    for name in [*names, names[0]]:
+        load(name, distribution, "cpu")
+        found.append(torch.get_num_threads())
+    torch.set_num_threads(before)
+    assert found == [1, 2, 2]
 
 
 @pytest.mark.parametrize("kind", [kind for kind, row in FAMILIES.items() if row[1] != ROWS])

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import planner
 from benchmarks.questions import Question, read_questions
-from experiments import pretrained
+from experiments import pretrained, study
 from flow_grpo import distribution
 from models import local
 from record.flags import TOY
@@ -87,6 +87,41 @@ def test_every_step_has_as_many_questions_of_each_kind():
         some = pretrained.questions_of(step, questions, 4, seed=0)
         assert [question.kind for question in some] == ["wb", "wb", "wp", "wp"]
         assert some == pretrained.questions_of(step, questions, 4, seed=0)
+
+
+def test_a_step_that_cannot_have_as_many_of_each_kind_is_refused():
+    questions = [Question(str(n), "", kind=f"kind {n % 3}") for n in range(40)]
+    with pytest.raises(Mistake, match="--questions 8: give a multiple of 3"):
+        pretrained.questions_of(1, questions, 8, seed=0)
+
+
+def test_two_models_of_one_name_do_not_share_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(pretrained, "RUNS", tmp_path / "runs")
+    for name in ("a/best", "b/best"):
+        (tmp_path / name).mkdir(parents=True)
+    for model in (str(tmp_path / "a/best"), "smollm2", "a-team/model"):
+        assert pretrained.folder_of(model) == pretrained.folder_of(model)
+    for model in (str(tmp_path / "b/best"), "b-team/model"):
+        with pytest.raises(Mistake, match="is of .*a/best: give|is of a-team/model: give"):
+            pretrained.folder_of(model)
+
+
+def test_training_goes_on_until_its_last_validation_is_done(tmp_path, monkeypatch):
+    commands, out = [], tmp_path / "seed0"
+    (out / "step-2").mkdir(parents=True)  # saved, and then killed
+    monkeypatch.setattr(pretrained, "run", lambda *words: commands.append(words))
+    for _ in range(2):
+        pretrained.go_on(["train.py"], ["--seed", 0], 2, out)
+    assert commands == [("train.py", "--resume", out, "--steps", 2)]
+
+
+def test_rows_of_other_planners_stay_in_a_table(tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "RESULTS", tmp_path)
+    row = lambda model, seed, right: {"model": model, "seed": str(seed), "right": str(right)}
+    study.put("table", ["model", "seed"], [row("a", 0, 1), row("a", 1, 2), row("b", 0, 3)])
+    study.put("table", ["model", "seed"], [row("a", 0, 4), row("c", 0, 5)])
+    kept = [row("a", 1, 2), row("b", 0, 3)]
+    assert study.read("table") == [row("a", 0, 4), row("c", 0, 5), *kept]
 
 
 def test_a_second_warm_start_does_not_replace_what_runs_began_with(tmp_path):

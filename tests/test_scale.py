@@ -453,6 +453,10 @@ def test_without_its_adapters_a_policy_is_its_base_to_the_bit_and_saved_ones_are
     for (name, weight), (other, copy) in pairs:
         assert name == other and torch.equal(weight, copy)
         assert weight.requires_grad == copy.requires_grad == ("lora_" in name)
+    next(plain.model.parameters()).data += 1
+    save(plain.model, plain.tokenizer, base)
+    with pytest.raises(Mistake, match="saved has adapters for other weights than .*base now"):
+        local.load(str(tmp_path / "saved"), *how)
 
 
 # ------------------------------------------------------------------------------------------ ranks

@@ -234,6 +234,9 @@ def test_best_is_a_link_to_the_checkpoint_that_beats_the_untrained_and_all_befor
     assert f"Try: python solve.py --model {out}/best\n" in capsys.readouterr().out
     resume(out, "--steps", "4")  # the best of before is not kept for ever
     assert folders(out) == ["best", "step-4"]
+    shutil.move(out / "step-4", "damaged")
+    why = f"train.py: {out} has steps, but no checkpoint to go on from: give another --out"
+    assert command("--resume", str(out), "--steps", "4") == why and len(rows(out)) == 4
     with monkeypatch.context() as patch:
         patch.setitem(ACCURACIES, 0, 0.9)
         assert not (run("none", **QUICK | {"valid": "valid.jsonl"}) / "best").exists()
@@ -336,7 +339,7 @@ MOMENTS = {  # {when: (module, function, which of its calls)}, after the moment 
     "before its row is written": (train, "add_row", 1),
     "before it is marked as the best": (train.checkpoints, "mark_best", 1),
     "while older ones are deleted": (checkpoints.shutil, "rmtree", 2),
-    "while another one is marked": (Path, "rename", 4),
+    "while another one is marked": (Path, "rename", 3),
     "in the last evaluation": (train, "summary", 1),
 }
 
@@ -354,7 +357,7 @@ def test_a_run_that_is_killed_at_every_moment_equals_one_that_was_not(monkeypatc
             with open(file, "a") as half:  # a disk that took half a line
                 half.write("3,0.")
     assert everything(resume("killed")) == straight and not Path("killed.new").exists()
-    last = [("step-1", None), ("step-2", "step-1"), ("writing", "step-1"), ("step-4", "step-1")]
+    last = [("step-1", None), ("step-2", "step-1"), ("step-3", "step-1"), ("step-4", "step-1")]
     assert steps[-4:] == last and {step for step, _ in steps[:6]} == {"", "step-0"}
 
 
@@ -446,6 +449,7 @@ def test_advice_names_a_tool_of_which_no_call_worked_and_no_other(capsys):
     calls = {"web_search": 5, "python_coder": 6, "wikipedia_search": 4, "unreadable": 0}
     errors = {"web_search": 5, "python_coder": 5, "wikipedia_search": 4, "unreadable": 0}
     row = calls | {f"{name}_errors": n for name, n in errors.items()} | {"flat": 1, "groups": 2}
+    row["my_errors"] = 5  # a column of a fork
     why = "        none of the 5 calls of web_search worked, as: Error: no network"
     assert list(health.advice(row, rollouts)) == [why]
 
