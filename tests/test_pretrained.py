@@ -2,11 +2,14 @@
 
 import csv
 import json
+import os
 import random
 import re
+import runpy
 import shutil
 import subprocess
 import sys
+import traceback
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -26,6 +29,9 @@ from scale.masters import Masters
 from tools import choose
 from toy import teacher
 from world.mistakes import Mistake
+
+
+TESTS = str(Path(__file__).parent)
 
 
 @pytest.fixture(scope="module")
@@ -130,9 +136,26 @@ def test_a_second_warm_start_does_not_replace_what_runs_began_with(tmp_path):
         pretrained.warm(SimpleNamespace(folder=tmp_path, model="smollm2"))
 
 
+def forked(*words):
+    """In the place of pretrained.run(): as a copy of this process, which has imported torch."""
+    sys.stdout.flush()
+    if not (child := os.fork()):
+        sys.argv, failed = list(map(str, words)), True
+        try:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+            failed = False
+        finally:
+            if failed:
+                traceback.print_exc()
+            os._exit(failed)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 @pytest.mark.extras("peft")
 def test_a_whole_run_ends_in_a_table_and_is_not_repeated(folder, tmp_path):
-    code = "from pathlib import Path; from experiments import pretrained, study; "
+    code = f"import sys; sys.path[:0] = [{TESTS!r}]; from pathlib import Path; "
+    code += "from experiments import pretrained, study; import test_pretrained; "
+    code += "pretrained.run = test_pretrained.forked; "
     code += f"pretrained.RUNS = study.RESULTS = Path({str(tmp_path)!r}); "
     code += "pretrained.SIZES |= {'train': 48, 'test': 24}; "
     code += "pretrained.VALID = pretrained.CHECKED = 8; pretrained.main()"
@@ -149,7 +172,9 @@ def test_a_whole_run_ends_in_a_table_and_is_not_repeated(folder, tmp_path):
 @pytest.mark.extras("peft")
 def test_each_stage_begins_with_the_planner_of_the_one_before(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "tiny" / "warm")
-    code = "from pathlib import Path; from experiments import curriculum, pretrained, study; "
+    code = f"import sys; sys.path[:0] = [{TESTS!r}]; from pathlib import Path; "
+    code += "from experiments import curriculum, pretrained, study; import test_pretrained; "
+    code += "pretrained.run = test_pretrained.forked; "
     code += f"pretrained.RUNS = study.RESULTS = Path({str(tmp_path)!r}); curriculum.TESTED = 6; "
     code += "stages = curriculum.STAGES; "
     code += "stages.update({k: (*stage[:3], 1, stage[4]) for k, stage in stages.items()}); "
