@@ -82,12 +82,9 @@ def main():
     add("--device", help="cuda, mps or cpu (default: the first there is)")
     add("--dtype", help="float32 or bfloat16 (default: bfloat16 on cuda, float32 elsewhere)")
     args = parser.parse_args()
-    try:
-        args.folder = folder = folder_of(args.model)
-        if not (folder / "warm").exists():
-            raise Mistake(f"first run pretrained.py warm --model {args.model}")
-    except Mistake as why:
-        raise SystemExit(f"curriculum.py: {why}") from None
+    args.folder = folder = folder_of(args.model)
+    if not (folder / "warm").exists():
+        raise Mistake(f"first run pretrained.py warm --model {args.model}")
     rows, logs = tested("warm-started", folder / "warm", folder / "three-turns-warm", args), []
     for seed in range(args.seeds):
         model = folder / "warm"
@@ -103,4 +100,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Mistake as why:
+        raise SystemExit(f"curriculum.py: {why}") from None

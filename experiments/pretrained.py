@@ -82,8 +82,9 @@ ALL_QUESTIONS = train.questions_of
 # -------------------------------------------------------------------------------------- the model
 def folder_of(model):
     """runs/pretrained/NAME. Mistake if it is another model's, from another folder of that name."""
-    folder, other = RUNS / Path(model).name, model not in PACKAGES and Path(model).exists()
-    name = str(Path(model).resolve()) if other else model
+    is_path = model not in PACKAGES and Path(model).exists()
+    name = str(Path(model).resolve()) if is_path else model
+    folder = RUNS / Path(model).name
     whose = folder / "model.txt"
     if not whose.exists():
         replace_file(whose, name.encode())
@@ -286,16 +287,9 @@ def table_row(name, rollouts, rewards=()):
 
 
 def main():
-    try:
-        command(sys.argv[1:])
-    except Mistake as why:
-        raise SystemExit(f"pretrained.py: {why}") from None
-
-
-def command(words):
-    if words[:1] == ["train"]:
+    if sys.argv[1:2] == ["train"]:
         train.questions_of = questions_of
-        return train.train(train.settings(train.given(words[1:])))
+        return train.train(train.settings(train.given(sys.argv[2:])))
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     add = parser.add_argument
     add("command", choices=["all", "warm"], help="or train, with the flags of train.py")
@@ -305,10 +299,13 @@ def command(words):
     add("--steps", type=int, default=60, help="of Flow-GRPO (default: 60)")
     add("--device", help="cuda, mps or cpu (default: the first there is)")
     add("--dtype", help="float32 or bfloat16 (default: bfloat16 on cuda, float32 elsewhere)")
-    args = parser.parse_args(words)
+    args = parser.parse_args()
     args.folder = folder_of(args.model)
-    return {"all": everything, "warm": warm}[args.command](args)
+    {"all": everything, "warm": warm}[args.command](args)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Mistake as why:
+        raise SystemExit(f"pretrained.py: {why}") from None

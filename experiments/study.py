@@ -35,7 +35,7 @@ sys.path.insert(0, str(ROOT))
 
 from experiments import curves
 from memory import Step
-from record.folder import replace_file
+from record.folder import replace_file, rows_of
 from record.folder import version as code_version
 from record.metrics import markdown, summary
 from record.compare import permutation
@@ -215,8 +215,7 @@ def collect(rows):
 
 def read(name):
     """The rows of results/NAME.csv; [] if there is none."""
-    path = RESULTS / f"{name}.csv"
-    return list(csv.DictReader(open(path, newline=""))) if path.exists() else []
+    return rows_of(RESULTS / f"{name}.csv")
 
 
 def put(name, keys, rows):

@@ -32,6 +32,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from fast.trees import OTHERS
 from models.local import left_padded
 
 # Prompt tokens that sharing must save, since it costs two more calls of the model
@@ -56,7 +57,7 @@ def prefill(
     cache = DynamicCache(config=config)
     prefix = os.path.commonprefix([prompt[:-1] for prompt in distinct])  # works on any sequences
     # A window, of which GPT-Neo's cache does not know, would count the padding after the prefix.
-    windows = any(cache.is_sliding) or getattr(config, "window_size", None)
+    windows = any(cache.is_sliding) or any(getattr(config, name, None) for name in OTHERS)
     L = 0 if windows else len(prefix)
     shared = N * P - L - D * (P - L) >= SAVED_TOKENS
     if not (shared or P > CHUNK) or not in_parts(model):

@@ -36,7 +36,8 @@ from models.completion import NEW_TOKENS, TOO_LONG, Completion, for_each, is_ser
 from world.mistakes import Mistake
 
 TOKENS = 65_536  # of a sampling batch: the cache of a 7B is 57 KB a token, so this is 3.8 GB
-THREADS, WIDTHS = torch.get_num_threads(), set()  # at first; of the models on the CPU
+THREADS = torch.get_num_threads()
+WIDTHS = set()  # hidden sizes of the models on the CPU
 
 
 class MicroBatch(NamedTuple):

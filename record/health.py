@@ -57,8 +57,8 @@ def advice(row, rollouts):
         example = next(step.result for step in steps if not step.tool)
         unread = f"{row['unreadable']} of {len(steps)} plans"
         yield f"        {unread} could not be parsed, such as: {printable(example)}"
-    for name in (name for name in row if f"{name}_errors" in row):
-        if name != "unreadable" and row[name] >= 5 and row[f"{name}_errors"] == row[name]:
+    for name in [name for name in row if f"{name}_errors" in row and name != "unreadable"]:
+        if row[name] >= 5 and row[f"{name}_errors"] == row[name]:
             result = next(step.result for step in steps if step.tool == name)
             why = printable(truncate(result, 200))
             yield f"        none of the {row[name]} calls of {name} worked, as: {why}"

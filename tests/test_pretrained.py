@@ -31,9 +31,6 @@ from toy import teacher
 from world.mistakes import Mistake
 
 
-TESTS = str(Path(__file__).parent)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A model of the toy's kind, with random weights."""
@@ -151,11 +148,15 @@ def forked(*words):
     assert os.waitpid(child, 0)[1] == 0
 
 
+FORKING = f"""
+import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}]
+from pathlib import Path; import test_pretrained as tests; tests.pretrained.run = tests.forked
+"""
+
+
 @pytest.mark.extras("peft")
 def test_a_whole_run_ends_in_a_table_and_is_not_repeated(folder, tmp_path):
-    code = f"import sys; sys.path[:0] = [{TESTS!r}]; from pathlib import Path; "
-    code += "from experiments import pretrained, study; import test_pretrained; "
-    code += "pretrained.run = test_pretrained.forked; "
+    code = FORKING + "from experiments import pretrained, study; "
     code += f"pretrained.RUNS = study.RESULTS = Path({str(tmp_path)!r}); "
     code += "pretrained.SIZES |= {'train': 48, 'test': 24}; "
     code += "pretrained.VALID = pretrained.CHECKED = 8; pretrained.main()"
@@ -172,9 +173,7 @@ def test_a_whole_run_ends_in_a_table_and_is_not_repeated(folder, tmp_path):
 @pytest.mark.extras("peft")
 def test_each_stage_begins_with_the_planner_of_the_one_before(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "tiny" / "warm")
-    code = f"import sys; sys.path[:0] = [{TESTS!r}]; from pathlib import Path; "
-    code += "from experiments import curriculum, pretrained, study; import test_pretrained; "
-    code += "pretrained.run = test_pretrained.forked; "
+    code = FORKING + "from experiments import curriculum, pretrained, study; "
     code += f"pretrained.RUNS = study.RESULTS = Path({str(tmp_path)!r}); curriculum.TESTED = 6; "
     code += "stages = curriculum.STAGES; "
     code += "stages.update({k: (*stage[:3], 1, stage[4]) for k, stage in stages.items()}); "
