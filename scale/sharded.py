@@ -153,7 +153,9 @@ def divided(states, weights):
         if weight is None or not parts[0].ndim:  # another model's; the number of steps
             return parts[0]
         whole = parts[0] if parts[0].shape == weight.shape else torch.cat(parts)
-        rows = -(-len(whole) // WORLD) if isinstance(weight, DTensor) else len(whole)
+        if not isinstance(weight, DTensor):  # each rank has all of it
+            return whole.clone()
+        rows = -(-len(whole) // WORLD)
         return whole[RANK * rows :][:rows].clone()
 
     return {name: {key: own_rows(name, key) for key in states[0][name]} for name in states[0]}

@@ -808,6 +808,8 @@ def test_a_run_with_adapters_resumes_to_the_bit_and_two_processes_train_them_as_
     assert apart(one / "step-0", one / "step-3") > 1e-3
     for run, world in ((one, 1), (two, 2)):
         assert same_files(run, resumed(run, place / f"{run.name}-again", world))
+        other = resumed(run, place / f"{run.name}-other", 3 - world)  # each rank has all adapters
+        assert apart(run / "step-3", other / "step-3") < 3e-4
     moved = [float(row["moved_max"]) for row in csv.DictReader(open(one / "evals.csv"))]
     assert moved[0] == 0 < moved[-1]
 
