@@ -220,6 +220,8 @@ def set_up(args):
     texts = {question.question for question in data}
     if known := sum(question.question in texts for question in valid + test):
         say(f"        {known} of the questions to validate or test are also trained on")
+    if both := len({question.question for question in valid} & {q.question for q in test}):
+        say(f"        {both} of the questions to test also validate, so best/ is chosen on them")
     checkpoint = checkpoints.last_checkpoint(args.out) if args.resume else None
     done = checkpoints.step_of(checkpoint)
     if args.resume and not checkpoint and rows_of(Path(args.out, "log.csv")):
@@ -297,6 +299,8 @@ def plan_memory(args):
         raise Mistake(f"{why}: {cure}")
     names = "lora optimizer_device gradient_checkpointing token_budget".split()
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    if args.paper:
+        given.setdefault("lora", 0)  # all weights, or Mistake
     others = {getattr(args, name) for name in flags.MODELS} - {None, "none"}
     chosen, lines = fit.choose(
         args.model,
@@ -349,7 +353,7 @@ NIGHT = DEFAULTS | {
     "keep": 2,
 }
 # --paper: its batches, its plans, all weights at its rate. The steps are read off its figures;
-# temperature, mini-batches of 8 questions and the longest plan are the released configuration's.
+# temperature and mini-batches of 8 questions are the released configuration's.
 PAPER = NIGHT | {"steps": 32, "questions": 32, "max_new_tokens": 2048, "every": 5}
 
 
@@ -360,6 +364,8 @@ def settings(given):
     given.model = given.model or flags.TOY
     defaults = PAPER if given.paper else NIGHT
     if flags.is_toy(given.model):
+        if given.paper:
+            raise Mistake("--paper is for a real model, and the toy has its own sizes: add --model")
         defaults = TOY | ({"valid": None, "test": None} if given.data else {})
     was_trained = flags.remembered(given)
     if was_trained and not flags.is_toy(given.model) and None in (given.data, given.lr):

@@ -68,7 +68,8 @@ def three_sets(data, valid, test, limit, seed):
     else:
         from benchmarks.training import training
 
-        questions = training(data, limit or 1000, seed)
+        # By default as many as the paper's steps use, 1,024, with 64 to validate on.
+        questions = training(data, limit or 1100, seed)
     others = [read_questions(path) if path not in (None, "none") else [] for path in (valid, test)]
     if valid is None:
         from benchmarks.training import held_out

@@ -48,6 +48,13 @@ def solve_flags(words=None, *, tools, about):
     args.question = args.question[0] if args.question else None
     if sum(value is not None for value in (args.question, args.data, args.benchmark)) > 1:
         parser.error("give one question, --data or --benchmark, not two of them")
+    if args.compare:  # two models on questions, or two folders: then nothing else acts
+        answers = args.data or args.benchmark
+        idle = {"question", "model"} if answers else {*vars(args)} - {"compare", "out"}
+        for name in sorted(idle):
+            if getattr(args, name) != parser.get_default(name):
+                what = "the question" if name == "question" else flag_of(name)
+                parser.error(f"leave out {what}, which does not act beside --compare")
     demo = not (args.question or args.data or args.benchmark or args.compare)
     args.data = args.data or (f"{TOY}/test.jsonl" if demo else None)
     args.limit = args.limit or (EXAMPLES if demo else None)
@@ -69,7 +76,7 @@ def train_flags(words=None, *, tools, about):
     add("--valid", help=help)
     help = "questions graded before and after: JSONL, or none (default: none; the toy's)"
     add("--test", help=help)
-    add("--limit", type=int, help="questions of --data at most (default: 1000 of a named set)")
+    add("--limit", type=int, help="questions of --data at most (default: 1100 of a named set)")
     add_shared(parser, tools)
     add = parser.add_argument_group("the rollouts").add_argument
     add("--max-turns", type=int, help="turns of a rollout at most (default: 3)")

@@ -160,7 +160,7 @@ def choose(
         way, *least = min(tried, key=lambda one: sum(one[1:]))
         needs = f"{name} needs {gigabytes(*least)} even with {shown(way)}"
         cure = "use a smaller model or a larger machine"
-        cure += "" if adapters.installed() else ", or install peft"
+        cure += "" if adapters.installed() or "lora" in given else ", or install peft"
         raise Mistake(f"{needs}, and {gigabytes(gpu, host)} are free: {cure}")
     lines = [
         f"memory  {gigabytes(gpu, host)} are free",
@@ -239,6 +239,7 @@ if __name__ == "__main__":
     args = parser.parse_args()
     settings = dict(ranks=args.ranks, itemsize=2 if args.gpu else 4)
     settings["adapters_first"] = args.ranks == 1 and not args.paper
+    settings["given"] = {"lora": 0} if args.paper else {}
     try:
         _, LINES = choose(args.model, args.gpu * 2**30, args.host * 2**30, **settings)
     except Mistake as why:

@@ -258,9 +258,9 @@ def test_a_rows_server_of_no_use_leaves_nothing_and_says_what_to_do(site, rows):
 @pytest.mark.parametrize("name", ["bamboogle", "gpqa"])
 def test_no_benchmark_is_ever_trained_or_validated_on(name):
     with pytest.raises(ValueError, match=f"{name} is a test benchmark: trained or chosen on it"):
-        training(f"nq+{name}")
+        training(f"nq+{name}", 9)
     with pytest.raises(ValueError, match="no training set is called 'squad'; use nq or deepmath"):
-        training("nq+squad")
+        training("nq+squad", 9)
 
 
 # -------------------------------------------------------------------------------------- held out

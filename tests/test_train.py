@@ -441,6 +441,18 @@ def test_a_finished_run_may_be_given_more_steps_and_not_fewer(whole, monkeypatch
     assert rows(out) == rows(whole) and texts(out) == texts(whole)
 
 
+def test_an_evaluation_says_how_far_the_weights_moved(whole):
+    moved = {row["step"]: float(row["moved_max"]) for row in rows(whole, "evals.csv")}
+    assert moved["0"] == 0 < moved["2"] < 6e-3 * 8 * 2 and len(moved) == 3
+
+
+def test_an_answer_that_failed_in_an_evaluation_is_wrong(monkeypatch):
+    monkeypatch.setattr("rewards.grade.reward", lambda rollout: float(rollout.right))
+    failing(monkeypatch, call=1, which=slice(1), failed=f"planner: {TOO_LONG}", right=False)
+    [row] = rows(run("fails", **QUICK | {"valid": "none", "test": "valid.jsonl"}), "evals.csv")[:1]
+    assert (row["n"], row["failed"]) == ("5", "1") and float(row["accuracy"]) <= 4 / 5
+
+
 def test_advice_names_a_tool_of_which_no_call_worked_and_no_other(capsys):
     step = lambda tool, error: SimpleNamespace(tool=tool, error=error, result="Error: no network")
     steps = [step("web_search", True)] * 5 + [step("python_coder", n < 5) for n in range(6)]
@@ -452,6 +464,8 @@ def test_advice_names_a_tool_of_which_no_call_worked_and_no_other(capsys):
     row["my_errors"] = 5  # a column of a fork
     why = "        none of the 5 calls of web_search worked, as: Error: no network"
     assert list(health.advice(row, rollouts)) == [why]
+    flat = "        all groups are flat: all rollouts of a question have the same reward"
+    assert list(health.advice(row | {"flat": 2}, rollouts)) == [why, flat]
 
 
 def test_the_check_before_the_first_update_names_what_is_outside_its_bounds():
@@ -478,6 +492,23 @@ def test_small_numbers_in_the_line_of_a_step_keep_their_digits(whole):
     assert " | kl 4.32e-09 | clip 0.00432% | " in line
 
 
+def test_the_line_of_a_step_has_the_reward_first_and_then_what_can_go_wrong():
+    row = dict(step=3, reward=0.5, right=0.5, turns=2.25, errors=0.125, flat=1, groups=4, kl=0.01)
+    row |= dict(clip=0.02, failed=0, undecided=0, skipped=0)
+    numbers = "| turns 2.25 | errors  12% | flat groups  1/4 | kl 0.01 | clip 2% | 1.0s + 2.0s"
+    assert health.line_of(row, 50, 1, 2) == f"step   3/50 | reward 0.50 {numbers}"
+    bad = row | dict(right=0.25, failed=2, undecided=1, skipped=4)
+    line = f"step   3/50 | reward 0.50 | right  25% {numbers} | failed 2 | undecided 1 | skipped 4"
+    assert health.line_of(bad, 50, 1, 2) == line
+
+
+def test_the_log_counts_what_only_the_judge_granted_and_the_flat_groups(whole):
+    [judged, wrong, right] = (solve.Rollout(None, Memory("")) for _ in range(3))
+    judged.judged = judged.right = wrong.judged = right.right = True
+    row = health.log_row(1, [judged, wrong, right], [judged, wrong, right], [0, 0, 1], 1, [])
+    assert (row["judged"], row["right"], row["flat"], row["groups"]) == (1 / 3, 2 / 3, 1, 2)
+
+
 @pytest.mark.parametrize("kept", [[], [0], [0, 1, 2, 3], [0, 1, 3, 4]])
 def test_rows_of_the_log_that_are_lost_are_noticed(whole, tmp_path, kept):
     shutil.copytree(whole, tmp_path / "run", symlinks=True)
@@ -487,6 +518,19 @@ def test_rows_of_the_log_that_are_lost_are_noticed(whole, tmp_path, kept):
     why = command("--resume", str(tmp_path / "run"), "--steps", "5")
     steps = max(0, len(kept) - 1)
     assert f"log.csv has only {steps} steps, but the checkpoint is of step 4" in why
+
+
+def test_a_state_that_was_saved_on_a_card_that_is_not_here_is_restored(
+    whole, tmp_path, monkeypatch
+):
+    run = tmp_path / "run"
+    shutil.copytree(whole, run, symlinks=True, ignore=shutil.ignore_patterns("step-4"))
+    file = run / "step-2/trainer-0.pt"
+    saved = torch.load(file, weights_only=True)
+    with monkeypatch.context() as patch:  # as rank 99 saves it
+        patch.setattr("torch.serialization.location_tag", lambda storage: "cuda:99")
+        torch.save(saved, file)
+    assert everything(resume(run)) == everything(whole)
 
 
 def test_a_row_with_other_columns_is_not_written_under_the_old_header(whole, tmp_path, monkeypatch):
@@ -665,7 +709,8 @@ def test_a_rehearsal_meets_what_a_long_run_meets(monkeypatch, server, capsys):
     plans = [(len(action.prompt_ids), len(action.ids)) for action in actions]
     assert plans == [(longest, 6)] * 4 and settings["minibatches"] == 1  # two micro-batches
     text = capsys.readouterr().out
-    assert re.search(r"largest planner: 12 x \(4090 \+ 6\) tokens: \d+ ms a token", text)
+    largest = r"largest planner: 12 x \(4090 \+ 6\) tokens: \d+ ms a token of the batch"
+    assert re.search(f"{largest}, prefill included", text)
     assert re.search(r"largest update: 4 x \(4090 \+ 6\) tokens: \d+\.\d s\n", text)
     assert re.search(r"the whole run: 40 steps of 3 questions, about \d+ s each: .* dollars", text)
     [[_, _, *given]] = then
@@ -706,6 +751,8 @@ def test_the_toy_and_a_real_model_have_defaults_of_their_own(flags):
         assert own == (args.steps, args.questions, args.max_new_tokens, args.every)
         assert both == tuple(getattr(args, name) for name in names)
     assert train.settings(train.given(["--seed", "7"])).out == "runs/toy-seed7"
+    with pytest.raises(Mistake, match="--paper is for a real model"):
+        flags("--paper")
 
 
 def test_without_valid_questions_some_are_held_out_and_never_trained_on():
@@ -719,8 +766,13 @@ def test_without_valid_questions_some_are_held_out_and_never_trained_on():
 def test_questions_that_are_trained_on_and_tested_are_counted(capsys):
     some = jsonl("some.jsonl", "1", "2", "3")
     run("both", **QUICK | {"data": some, "test": jsonl("others.jsonl", "2", "9", "3")})
-    shown = "2 of the questions to validate or test are also trained on"
-    assert shown in " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "2 of the questions to validate or test are also trained on" in shown
+    assert "also validate" not in shown
+    others = {"valid": jsonl("seven.jsonl", "7", "8"), "test": jsonl("eight.jsonl", "8", "9")}
+    run("twice", **QUICK | others)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "1 of the questions to test also validate, so best/ is chosen on them" in shown
 
 
 def test_a_rollout_that_is_taken_out_of_its_group_is_an_error_and_not_a_shift():
@@ -749,6 +801,8 @@ def test_a_server_or_a_cache_that_a_folder_names_must_be_repeated(
     for given in ([], [f"--{flag}", other]):
         with pytest.raises(Mistake, match=f"uses a {what}: repeat --{flag} {named}"):
             resumed(*given)
+    (tmp_path / "args.json").write_text(json.dumps(saved | {"allow_unconfined": True}))
+    assert resumed(f"--{flag}", named).allow_unconfined is None  # that is for the user to say
     args = resumed(f"--{flag}", named, "--steps", "99")
     assert (vars(args)[flag], args.steps, args.out) == (named, 99, str(tmp_path))
 
@@ -779,6 +833,20 @@ def test_a_mistake_that_people_make_daily_is_one_sentence(whole, capsys, given, 
     [line] = [line for line in lines if why in line]
     assert re.match(r"(train|__main__|pytest|-c)?[\w.]*: ", line) and left != 0
     assert not Path("mistake").exists()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("script", ["solve.py", "train.py"])
+def test_a_bug_keeps_its_traceback(script):
+    """Mistake is a ValueError, too: only what a user has done is one sentence."""
+    code = f"""import runpy, sys
+import benchmarks.questions as questions
+questions.read_questions = questions.three_sets = lambda *_, **__: int("a bug")
+sys.argv = ["{script}", "--device", "cpu", "--data", "toy/test.jsonl"]
+runpy.run_path("{script}", run_name="__main__")"""
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert run.returncode == 1 and "Traceback" in run.stderr and "a bug" in run.stderr
 
 
 def test_a_checkpoint_is_not_trained_on_other_data_at_another_rate_in_silence(flags, whole, place):
@@ -812,24 +880,45 @@ def test_the_learning_rate_and_the_memory_plan_follow_the_model_and_its_company(
 ):
     plans = []
     chosen = {"lora": lora, "token_budget": 99, "sampling_bytes": 77}
-    monkeypatch.setattr(train.fit, "choose", lambda *a, **k: plans.append(k) or (chosen, []))
+    choose = lambda *given, **how: plans.append((given[3], how)) or (chosen, [])
+    monkeypatch.setattr(train.fit, "choose", choose)
     given = ["--model", "model", "--judge", "judge", "--verifier", "http://h:1/v1", "--out", "new"]
     args = train.settings(train.given(given))
     train.plan_memory(args)
     assert (args.lr, args.token_budget, args.sampling_bytes) == (lr, 99, 77)
-    assert plans[0]["others"] == {"judge", "http://h:1/v1"}
-    assert plans[0]["frozen"] and plans[0]["adapters_first"]
+    ((chosen_by_user, plan),) = plans
+    assert plan["others"] == {"judge", "http://h:1/v1"} and not chosen_by_user
+    assert plan["frozen"] and plan["adapters_first"]
     served = ["--fixed", "http://h:1/v1", "--beta", "0", "--paper"]
-    train.plan_memory(train.settings(train.given([*given, *served])))
-    assert not plans[1]["frozen"] and not plans[1]["adapters_first"]
+    for more, rank in (([], 0), (["--lora", "8"], 8)):  # the paper's: all weights
+        train.plan_memory(train.settings(train.given([*given, *served, *more])))
+        chosen_by_user, plan = plans.pop()
+        assert chosen_by_user == {"lora": rank}
+        assert not plan["frozen"] and not plan["adapters_first"]
 
 
-def test_a_named_set_has_a_thousand_questions_by_the_seed(monkeypatch):
+def test_a_named_set_has_questions_for_the_papers_steps_by_the_seed(monkeypatch):
     drawn = []
     monkeypatch.setattr("benchmarks.training.training", lambda *given: drawn.append(given) or [])
     for limit in (None, 7):
         train.three_sets("nq", "none", "none", limit=limit, seed=3)
-    assert drawn == [("nq", 1000, 3), ("nq", 7, 3)]
+    assert drawn == [("nq", 1100, 3), ("nq", 7, 3)]
+    assert 1100 - 64 >= train.PAPER["steps"] * train.PAPER["questions"]  # 64 to validate on
+
+
+def test_the_room_that_the_plan_leaves_reaches_each_model(monkeypatch):
+    choose, rooms = train.fit.choose, spy(monkeypatch, train.fit, "give_room")
+
+    def chosen(*given, **how):
+        way, lines = choose(*given, **how)
+        return way | {"sampling_bytes": 123}, lines  # as on a GPU
+
+    monkeypatch.setattr(train.fit, "choose", chosen)
+    run("room", **QUICK)
+    engines, sizes, plain = zip(*(given for given, *_ in rooms), strict=True)
+    assert [str(engine).split(" ")[0] for engine in engines] == ["model"] * 2
+    assert len({id(engine.model) for engine in engines}) == 2  # the planner, and the frozen copy
+    assert {*sizes} == {123} and {*plain} == {None}
 
 
 def test_a_hub_name_without_a_gpu_is_refused_before_anything_is_downloaded(monkeypatch):
