@@ -145,7 +145,7 @@ def rollout_shown(label, record, A):
         title = " · ".join(filter(None, [module, tokens_of(output), "cut" * output["cut"]]))
         kind = "error" if step and step["error"] and module == step["tool"] else ""
         if module == "planner":
-            yield f"<h4>Turn {output['turn']}</h4>"
+            yield f"<h4>Turn {safe(str(output['turn']))}</h4>"
             kind = "planner up" if A and A > 0 else "planner down" if A else "planner"
         yield box(kind, title, output["text"])
         if module == "planner" and step and not step["tool"]:  # nothing else happens in this turn
@@ -204,6 +204,7 @@ def main():
         parser.error(f"a note is on question {min(lost)}, but the page has {number}")
     out = args.out or args.folders[0] / "flows.html"
     title = args.title or " and ".join(map(str, args.folders))
+    out.unlink(missing_ok=True)  # of a link that somebody left there, the target stays
     out.write_text(page(title, sections, args.notes), encoding="utf-8")
     print(out)
 

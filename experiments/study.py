@@ -16,6 +16,7 @@ for the rows of a table; there is none where the rows are tests of the same plan
 
 import argparse
 import csv
+import hashlib
 import io
 import os
 import re
@@ -23,7 +24,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -35,13 +36,14 @@ sys.path.insert(0, str(ROOT))
 
 from experiments import curves
 from memory import Step
-from record.folder import replace_file, rows_of
+from record.folder import lock, replace_file, rows_of
 from record.folder import version as code_version
 from record.metrics import markdown, summary
 from record.compare import permutation
 from record.rollouts import read_answers
 from toy.teacher import TOOLS, Known
 from train import TOY
+from world.mistakes import Mistake
 
 STUDY, RESULTS = ROOT / "runs" / "study", ROOT / "experiments" / "results"
 T = 12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262  # Student's, of 2 to 10 values
@@ -143,9 +145,16 @@ MADE_FIRST = {  # {table: (folder, command)}: models that more than one row begi
 
 # ---------------------------------------------------------------------------------------- the runs
 @cache
-def version():
-    """A digest of the code."""
-    return code_version()[-12:]
+def version(fork=""):
+    """A digest of what decides a run: the code, the toy, and a fork's diff."""
+    files = sorted([*(ROOT / "toy").glob("*.json*"), ROOT / "toy" / "model.safetensors"])
+    files += [diff_of(fork)] if fork else []
+    parts = [code_version()[-12:].encode(), *(file.read_bytes() for file in files)]
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:12]
+
+
+def diff_of(fork):
+    return ROOT / "experiments" / "forks" / f"{fork}.diff"
 
 
 def run(folder, command, fork=""):
@@ -153,8 +162,8 @@ def run(folder, command, fork=""):
     one has left is deleted."""
     out, done = STUDY / folder, STUDY / f"{folder}.done"
     if done.exists():
-        if done.read_text() != version():
-            print(f"{folder} was made by other code; to make it again, delete {done}")
+        if done.read_text() != version(fork):
+            print(f"{folder} was made by other code or data; to make it again, delete {done}")
         return
     shutil.rmtree(out, ignore_errors=True)
     STUDY.mkdir(parents=True, exist_ok=True)
@@ -164,20 +173,22 @@ def run(folder, command, fork=""):
         failed = subprocess.run(words, cwd=code, stdout=log, stderr=subprocess.STDOUT).returncode
     if failed:
         raise SystemExit(f"study.py: {shlex.join(words)} failed: see {log.name}")
-    done.write_text(version())
+    done.write_text(version(fork))
     print(folder, flush=True)
 
 
 def checkout(fork):
     """A folder with the code of git's index, which is that of the files, and this fork."""
-    folder = STUDY / "forks" / f"{fork}-{version()}"
+    folder = STUDY / "forks" / f"{fork}-{version(fork)}"
+    beside = Path(f"{folder}-part")  # no half of it is taken for the fork
     if not folder.exists():
-        diff = ROOT / "experiments" / "forks" / f"{fork}.diff"
+        shutil.rmtree(beside, ignore_errors=True)
         if subprocess.run(["git", "diff", "--quiet"], cwd=ROOT).returncode:
             raise SystemExit("study.py: git add your changes first: forks are made of its index")
-        command = ["git", "checkout-index", "--all", f"--prefix={folder}/"]
+        command = ["git", "checkout-index", "--all", f"--prefix={beside}/"]
         subprocess.run(command, cwd=ROOT, check=True)
-        subprocess.run(["git", "apply", diff], cwd=folder, check=True)
+        subprocess.run(["git", "apply", diff_of(fork)], cwd=beside, check=True)
+        beside.rename(folder)
     return folder
 
 
@@ -211,6 +222,18 @@ def collect(rows):
     logs = {row.folder: STUDY / row.folder / "log.csv" for row in rows}
     logs = {name: log for name, log in sorted(logs.items()) if log.exists()}
     put("curves", ["run"], [line for name, log in logs.items() for line in curve_of(name, log)])
+
+
+def lost_seeds(rows):
+    """A row of study.csv with seeds that collect() would drop; None if there is none."""
+    seeds = defaultdict(set)
+    for row in rows:
+        seeds[row.table, row.name].add(str(row.seed))
+    for line in read("study"):
+        name = line["table"], line["row"]
+        if name in seeds and line["seed"] not in seeds[name]:
+            return " / ".join(name)
+    return None
 
 
 def read(name):
@@ -471,11 +494,20 @@ def main():
     args = parser.parse_args()
     if not args.tables:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+        # On a GPU, only the toy would train all its weights, and the baselines run on the CPU.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
         rows = [row for row in all_rows(args.seeds) if row.table in args.only]
+        if lost := lost_seeds(rows):
+            parser.error(f"results/study.csv has more seeds of {lost}: give --seeds as many")
+        STUDY.mkdir(parents=True, exist_ok=True)
+        lock(STUDY)  # another study.py would delete what this one is making
         run_all(rows, args.workers)
         collect(rows)
     write_tables()
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Mistake as why:
+        raise SystemExit(f"study.py: {why}") from None

@@ -2,6 +2,7 @@
 
 import csv
 import shlex
+import subprocess
 from types import SimpleNamespace
 
 import pytest
@@ -68,6 +69,54 @@ def test_what_memory_shows_last_is_read_from_the_results():
 
 
 # ---------------------------------------------------------------------------------------- commands
+@pytest.fixture
+def studied(tmp_path, monkeypatch):
+    """A repository with a toy, a fork of one file, and nothing run yet."""
+    for name, value in (("ROOT", tmp_path), ("STUDY", tmp_path / "runs/study")):
+        monkeypatch.setattr(study, name, value)
+    monkeypatch.setattr(study, "code_version", lambda: "commit-0123456789ab")
+    for name, text in (("toy/model.safetensors", "w"), ("toy/test.jsonl", "q"), ("code", "old\n")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "experiments/forks").mkdir(parents=True)
+    for command in ("git init -q", "git add code"):
+        subprocess.run(command.split(), cwd=tmp_path, check=True)
+    study.version.cache_clear()
+    yield tmp_path
+    study.version.cache_clear()
+
+
+DIFF = "--- a/code\n+++ b/code\n@@ -1 +1 @@\n-{}\n+new\n"
+
+
+def test_a_fork_that_did_not_apply_is_not_taken_for_one_later(studied):
+    diff = studied / "experiments/forks/mine.diff"
+    diff.write_text(DIFF.format("stale"))
+    with pytest.raises(subprocess.CalledProcessError):
+        study.checkout("mine")
+    diff.write_text(DIFF.format("old"))
+    for _ in range(2):  # also as the same digest
+        assert (study.checkout("mine") / "code").read_text() == "new\n"
+
+
+@pytest.mark.parametrize(
+    "file", ["toy/model.safetensors", "toy/test.jsonl", "experiments/forks/a.diff"]
+)
+def test_a_run_with_another_toy_or_fork_is_said_to_be_another(file, studied):
+    (studied / "experiments/forks/a.diff").write_text("")
+    before = study.version(), study.version("a")
+    study.version.cache_clear()
+    (studied / file).write_text("another")
+    after = study.version(), study.version("a")
+    assert after[1] != before[1] and (after[0] == before[0]) == ("forks" in file)
+
+
+def test_a_study_of_fewer_seeds_does_not_replace_more():
+    assert study.lost_seeds(study.all_rows(5)) is None
+    assert study.lost_seeds(study.all_rows(7)) is None
+    assert study.lost_seeds(study.all_rows(2))
+
+
 def test_every_command_of_the_study_has_flags_that_exist(tmp_path, monkeypatch):
     monkeypatch.chdir(study.ROOT)
     rows = list(study.all_rows(2))

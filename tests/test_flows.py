@@ -68,7 +68,9 @@ def run_of(tmp_path, *steps):
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_no_text_of_a_rollout_becomes_html(text, tmp_path):
-    folder = run_of(tmp_path, [rollout(text), rollout(text, 0.0, failed=text, tool="")])
+    rollouts = [rollout(text), rollout(text, 0.0, failed=text, tool="")]
+    rollouts[0].outputs[1]["turn"] = text  # a number, in our own folders
+    folder = run_of(tmp_path, rollouts)
     page = flows.page(text, flows.sections_of([folder]))
     found = Reader(page)
     assert found.tags == {*TAGS} and not found.attributes - {
@@ -119,6 +121,24 @@ def test_two_folders_of_solve_py_are_shown_question_by_question_with_a_title_and
     (tmp_path / "notes.txt").write_text("3: of no question")
     done = subprocess.run([*command, tmp_path / "page.html"], capture_output=True, text=True)
     assert done.returncode == 2 and "a note is on question 3, but the page has 2" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "script, name",
+    [
+        (flows, "flows.html"),
+        pytest.param(curves, "curves.svg", marks=pytest.mark.extras("matplotlib")),
+    ],
+)
+def test_no_page_and_no_picture_is_written_through_a_link(script, name, tmp_path, monkeypatch):
+    folder, ours = logged(tmp_path / "run", [1], errors=0), tmp_path / "ours"
+    run_of(folder, [rollout(), rollout()])
+    ours.write_text("ours")
+    (folder / name).symlink_to(ours)
+    words = [name, str(folder)] + ["--columns", "reward"] * (script is curves)
+    monkeypatch.setattr(sys, "argv", words)
+    script.main()
+    assert ours.read_text() == "ours" and len((folder / name).read_text()) > 1000
 
 
 @pytest.mark.parametrize("text", HOSTILE)
