@@ -117,10 +117,11 @@ def advantages(rewards: Sequence[float], groups: Sequence[int]) -> tuple[Tensor,
         >>> [round(a, 3) for a in A.tolist()], flat
         ([1.155, -0.577, -0.577, 0.0, 0.0], 1)
 
-    All turns of a rollout share its A: nothing here finds the turn that mattered. So the bad turns
-    of a lucky rollout are rewarded, too. But of two plans for the same state, the worse one makes
-    success less likely, so over many rollouts its mean A is lower. (Its mean push can still be
-    higher, because 1/T_i and 1/|a| weigh the turns: see token_weight().)
+    All turns of a rollout share its A: nothing here finds the turn that mattered, and the paper's
+    appendix B, which rewrites the objective as one of single turns, does not show that A does. So
+    the bad turns of a lucky rollout are rewarded, too. But of two plans for the same state, the
+    worse one makes success less likely, so over many rollouts its mean A is lower. (Its mean push
+    can still be higher, because 1/T_i and 1/|a| weigh the turns: see token_weight().)
 
     The division by std is not part of a plain policy gradient. With it, every group that is not
     flat has the same Σ A² = n - 1. So questions that are nearly always or nearly never solved weigh
@@ -468,12 +469,12 @@ def update(
     if ranks:
         ranks.gather(model)  # whole weights, for the next rollouts
 
-    tokens = max(totals.pop("tokens"), 1)
+    tokens, stepped = max(totals.pop("tokens"), 1), [norm for norm in norms if norm != 0]
     return {
         "kl": totals["kl"] / len(norms),
         "clip": totals["clip"] / tokens,
         "entropy": totals["entropy"] / tokens,
-        "grad_norm": sum(norms) / len(norms),
+        "grad_norm": sum(stepped) / max(1, len(stepped)),
         "skipped": skipped,
         "loss": totals["loss"] / len(norms),
         "token_budget": token_budget,

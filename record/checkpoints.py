@@ -185,7 +185,8 @@ def restore(checkpoint, optimizer):
     for rank in range(ranks) if other else [sharded.RANK]:
         file = checkpoint / f"trainer-{rank}.pt"
         try:
-            saved = torch.load(file, weights_only=True, mmap=other)
+            # on the host: each was saved on the card of its rank, which may not exist here
+            saved = torch.load(file, map_location="cpu", weights_only=True, mmap=other)
             written, step, state = (saved[name] for name in ("ranks", "step", "state"))
         except DAMAGED as why:
             what = f"{type(why).__name__}: {' '.join(str(why).split())}"  # or memory has run out

@@ -131,8 +131,10 @@ class Masters:
         return kinds | ({} if self.is_own(name) else {"master": (master.dtype, master.shape)})
 
     def is_own(self, name):
-        """Is this weight its own master?"""
-        return self.masters[name].data_ptr() == on_this_rank(self.weights[name]).data_ptr()
+        """Is this weight its own master? (Their addresses would not say: parts of a sharded weight
+        may be empty.)"""
+        master, weight = self.masters[name], on_this_rank(self.weights[name])
+        return (master.dtype, master.device) == (weight.dtype, weight.device)
 
 
 def on_this_rank(tensor):

@@ -497,6 +497,17 @@ def test_a_gradient_that_explodes_is_skipped_and_counted():
     assert got["skipped"] == 1 and got["grad_norm"] > 1e-6 and unchanged(model)
 
 
+def test_the_norm_in_the_log_is_a_mean_over_the_steps_that_were_taken():
+    actions, A = lesson()
+    last = flow_grpo.split_rollouts(range(len(A)), len(A), seed=0)[-1]
+    flat = torch.zeros_like(A).index_fill(0, torch.tensor(last), 1.0)  # all others are flat
+    settings = dict(beta=0, lr=0.0)
+    one, _ = learn(tiny(), actions, flat, minibatches=len(A), **settings)
+    whole, _ = learn(tiny(), actions, flat, **settings)
+    assert one["grad_norm"] == pytest.approx(len(A) * whole["grad_norm"], rel=1e-4)
+    assert whole["grad_norm"] > 0
+
+
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 def test_a_non_finite_loss_is_skipped_and_counted_and_the_other_steps_are_taken(poison):
     for part in flow_grpo.split_rollouts(

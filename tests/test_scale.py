@@ -245,7 +245,7 @@ def plan(qwen, monkeypatch):
 
 
 CHECKPOINTED = {"gradient_checkpointing": True, "token_budget": 16384}
-HOST, LORA = {"optimizer_device": "cpu"}, {"lora": 32}
+HOST, LORA, ALL = {"optimizer_device": "cpu"}, {"lora": 32}, {"lora": 0}
 
 
 @pytest.mark.parametrize(
@@ -258,6 +258,7 @@ HOST, LORA = {"optimizer_device": "cpu"}, {"lora": 32}
         (dict(gpu=80, ranks=2), HOST | CHECKPOINTED),
         (dict(gpu=80, ranks=8), CHECKPOINTED),
         (dict(gpu=80, host=90), LORA | CHECKPOINTED),
+        (dict(gpu=80, given=ALL), ALL | HOST | CHECKPOINTED),
         (dict(gpu=24), LORA | CHECKPOINTED | {"token_budget": 4096}),
         (dict(gpu=0, host=500, itemsize=4), CHECKPOINTED | {"gradient_checkpointing": False}),
         (dict(gpu=0, host=205, itemsize=4, adapters_first=True), CHECKPOINTED),
@@ -287,6 +288,8 @@ def test_the_plan_says_what_is_needed_and_what_the_first_choice_would_have_neede
     [
         (dict(gpu=16), r"needs 18\.\d GiB on each GPU .* even with --lora 32 .*a larger machine$"),
         (dict(gpu=40, peft=False), "even with all weights, .*, or install peft$"),
+        (dict(gpu=80, host=90, given=ALL), "even with all weights, .* or a larger machine$"),
+        (dict(gpu=40, peft=False, given=ALL), "even with all weights, .* or a larger machine$"),
         (dict(gpu=40, given=HOST), "even with all weights, .* --optimizer-device cpu, and"),
         (dict(gpu=0, host=20, itemsize=4), r"needs \d+\.\d GiB on the host even with --lora 32"),
     ],
@@ -645,6 +648,8 @@ def moments(folder, before=None):
     """Save what three steps make of masters and moments; or those that `before` ranks saved."""
     sharded.start("cpu")
     model, r = tiny().bfloat16(), torch.Generator().manual_seed(0)
+    # fewer rows than ranks, as the gate of a shared expert has: some ranks have none of it
+    model.gate = torch.nn.Linear(8, 1, dtype=torch.bfloat16)
     if sharded.WORLD > 1:
         sharded.shard(model)
     optimizer = Masters(dict(model.named_parameters()), ADAMW)
