@@ -216,7 +216,7 @@ def roll_out(
 
         written = ask("verifier", turn, called, lambda r: verifier.prompt(r.memory, tools))
         for rollout, completion in written:
-            rollout.stopped = verifier.parse(completion.text)
+            rollout.stopped = verifier.parse(completion.text, completion.cut)
             rollout.memory.steps[-1].verdict = "STOP" if rollout.stopped else "CONTINUE"
 
     written = ask("generator", max_turns + 1, rollouts, lambda r: generator.prompt(r.memory))

@@ -52,7 +52,7 @@ def prompt(memory, tools):
     )
 
 
-def parse(text):
+def parse(text, cut=False):
     """True if every line "Conclusion: ..." says STOP. Without such a line, the text must be STOP.
 
     After "STOP.", a remark may follow, unless it begins like an objection ("but", "unless"). In
@@ -66,7 +66,11 @@ def parse(text):
     False
     >>> parse("Conclusion: STOP, all is there")  # after a comma, it could be a condition
     False
+
+    cut: the text was cut at the limit of tokens, so an objection may have followed: CONTINUE.
     """
+    if cut:
+        return False
     text = after_thinking(text) or ""  # thinking that never ended is not STOP
     values = [value for _, value in labelled(text, {"Conclusion": "conclusion"})]
     if not values:

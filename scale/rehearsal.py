@@ -36,7 +36,7 @@ def largest(args, policy, frozen, learn, Action):
             settings = [], args.temperature, limit, engine.distribution, engine.prefill
             with engine.sampling():
                 seconds, peak = measured(partial(sample, engine.model, prompts, *settings))
-            each = f"{1000 * seconds / limit:.0f} ms a token of the batch"
+            each = f"{1000 * seconds / limit:.0f} ms a token of the batch, prefill included"
             lines.append(f"largest {name}: {rows} x ({length} + {limit}) tokens: {each}{peak}")
     number = max(2, 2 * args.token_budget // (length + limit)) * sharded.WORLD
     plans = random_prompts(number, length + limit, policy)

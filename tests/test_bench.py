@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import spy
 from test_local import TINY
 from test_scale import QWEN_7B
 from transformers import AutoModelForCausalLM, Qwen2Config
@@ -80,8 +81,11 @@ def same_tokens(model, backend=None):
     assert len(begin.caches) == 1  # the same memory in each batch
 
 
-def test_a_static_cache_and_grouped_attention_change_no_token():
+def test_a_static_cache_and_grouped_attention_change_no_token(monkeypatch):
+    calls = spy(monkeypatch, static_cache, "scaled_dot_product_attention")
     same_tokens(tiny())
+    # two heads share a key: their queries become two of it
+    assert calls and all(query.shape[2] == 2 for (query, *_), *_ in calls)
 
 
 @pytest.mark.exhaustive

@@ -439,6 +439,14 @@ def test_rollouts_with_gradient_checkpointing_equal_those_in_eval(tmp_path):
 
 
 # -------------------------------------------------------------------------------- load and save
+@pytest.mark.parametrize("computes, dtype", [(True, torch.bfloat16), (False, torch.float32)])
+def test_a_card_that_only_emulates_bfloat16_gets_float32(computes, dtype, monkeypatch):
+    supported = lambda including_emulation=True: computes or including_emulation
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
+    assert local.pick_dtype(None, torch.device("cuda")) == dtype
+    assert local.pick_dtype("float16", torch.device("cuda")) == torch.float16
+
+
 def test_a_base_model_stops_where_its_chat_template_ends_a_message(tmp_path, capsys):
     name = write(tmp_path / "m", generation=dict(eos_token_id=0), initializer_range=0.02)
     file = tmp_path / "m/tokenizer_config.json"

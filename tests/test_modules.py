@@ -461,6 +461,7 @@ NO_STOPS = [
 def test_only_a_plain_stop_stops():
     assert [text for text in STOPS + NO_STOPS if verifier.parse(text) is True] == STOPS
     assert {verifier.parse(text) for text in NO_STOPS} == {False}
+    assert {verifier.parse(text, cut=True) for text in STOPS} == {False}
 
 
 @pytest.mark.parametrize(

@@ -274,6 +274,8 @@ def test_a_judge_with_other_weights_does_not_get_the_verdicts_of_the_old_ones(tm
     trained = Script("Verdict: False")
     trained.fingerprint = "other weights"
     assert verdicts(judge.cached(trained, cache), "she") == [(False, "")]
+    served = type("Served", (Script,), {"__str__": lambda self: "another, of unknown weights"})
+    assert verdicts(judge.cached(served("Verdict: False"), cache), "she") == [(False, "")]
 
 
 # ------------------------------------------------------------------------- grading and metrics

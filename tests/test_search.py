@@ -13,6 +13,7 @@ import tools
 from executor import Call
 from tools import choose
 from world import pages, search, services
+from world.mistakes import Mistake
 from world.search import passages, ranked, wikipedia_search, words_of
 
 
@@ -173,6 +174,19 @@ def test_the_index_of_a_large_corpus_is_built_once_beside_it(large, monkeypatch)
     assert wikipedia_search("atomic number of iron", large).splitlines() == [IRON]
     names = sorted(path.name for path in Path(large).parent.iterdir())
     assert names == ["corpus.jsonl", "corpus.jsonl.fts5"]
+
+
+@pytest.mark.parametrize("how", ["symlink_to", "hardlink_to"])
+def test_no_index_is_written_through_a_link(how, large, tmp_path):
+    """A checkpoint names its corpus: whoever made it would choose what is overwritten."""
+    ours = tmp_path / "ours"
+    with closing(sqlite3.connect(ours, isolation_level=None)) as table:
+        table.execute("create table words (word)")
+    before = ours.read_bytes()
+    getattr(Path(f"{large}.fts5"), how)(ours)
+    with pytest.raises(Mistake, match=r"corpus\.jsonl\.fts5 is a link, .*: delete it"):
+        search.index(large)
+    assert ours.read_bytes() == before
 
 
 def test_a_corpus_that_has_changed_is_indexed_again(large):
@@ -390,3 +404,13 @@ def test_what_the_web_has_answered_is_not_asked_again(net, tmp_path):
     server = net(WRONG)
     # failures are not kept
     assert cached("it")[1] and cached("it")[1] and len(server.requests) == 6
+
+
+@pytest.mark.parametrize("second", [WRONG, page("Eisen", "")])
+def test_pages_that_were_found_and_not_sent_are_a_failure_and_not_an_answer(net, tmp_path, second):
+    cache = services.Cache(tmp_path / "cache")
+    net(FOUND, second, second)
+    result, error = live("Metall", cache=cache)
+    assert error and "no page matches" not in result
+    net(FOUND, page("Eisen", "Eisen ist ein Metall."), page("Rost", "Rost ist Oxid."))
+    assert live("Metall", cache=cache)[0].startswith("[1] Eisen (")

@@ -433,7 +433,7 @@ def test_a_file_of_questions_is_answered_graded_traced_and_kept(run):
     out = run(DATA, "--out|run")
     assert out.count("Question: Double") == 7 and out.count("  (right)\n") == 6
     assert "  (wrong: 6)\n" in out and "\nquestions: accuracy 0.857 [0.49, 0.97] of 7 |" in out
-    assert "\njudge   none\ntools   base_generator\n" in out
+    assert "\njudge   none\ntools   base_generator\nleft out: python_coder, which is not in" in out
     rows = [json.loads(line) for line in Path("run/questions-0.jsonl").read_text().splitlines()]
     assert [(row["gold"], row["right"]) for row in rows[2:4]] == [("4", True), ("6", False)]
     assert "Question:" not in run(DATA, "--quiet|--limit|2")
@@ -517,6 +517,19 @@ def test_answers_without_their_settings_are_not_taken_for_ours(run, left):
         Path("run/settings.json").write_text(left)
     with pytest.raises(SystemExit, match=r"settings.json.*: give another --out"):
         run(DATA, "--out|run", "--limit|1")
+
+
+@pytest.mark.parametrize("how", ["symlink_to", "hardlink_to"])
+def test_no_answer_is_written_through_a_link(run, how, tmp_path):
+    """A folder made by others could make us overwrite any file."""
+    run(DATA, "--out|run", "--limit|1")
+    ours, answers = tmp_path / "ours", Path("run/questions-0.jsonl")
+    ours.write_text("ours")
+    answers.unlink()
+    getattr(answers, how)(ours)
+    with pytest.raises(SystemExit, match="is a link, and a run writes only into its own folder"):
+        run(DATA, "--out|run", "--limit|1")
+    assert ours.read_text() == "ours"
 
 
 def test_answers_to_other_questions_are_not_taken_for_ours_and_not_cut(run):
@@ -660,6 +673,9 @@ def test_a_checkpoint_does_not_choose_the_server_that_reads_our_questions_and_ou
         ("q?|--model|no-such/model", "there is no model 'no-such/model'"),
         ("q?|--verifier|http://127.0.0.1:1/v1", "127.0.0.1:1 cannot be reached"),
         ("--compare|data.jsonl|nowhere", "data.jsonl holds no answers"),
+        ("--compare|a|b|--limit|3", "leave out --limit, which does not act beside --compare"),
+        ("--compare|a|b|q?", "leave out the question, which does not act"),
+        ("--compare|a|b|--data|data.jsonl|--model|c", "leave out --model, which does not act"),
         ("--benchmark|gaia|--benchmark-dir|.", ". has no gaia; put its file at one of"),
     ],
 )

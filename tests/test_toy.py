@@ -201,6 +201,12 @@ def test_the_rule_that_routers_are_chosen_by_is_what_their_rollouts_do(
     assert [rollout.right for rollout in rollouts] == [right] * len(questions)
 
 
+def test_the_nearest_router_picks_the_tool_whose_description_is_nearest_to_the_sub_goal(tools):
+    nearest = routers.rules([], tools, {"frequent": {(): None}})["bm25"]
+    for name, tool in tools.items():
+        assert nearest("", planner.Plan("", tool.description, "another")) == name
+
+
 def test_two_sources_that_contradict_each_other_are_settled_by_the_page_that_they_name():
     text, page = "Oslo: The calling code of Oslo is", "https://facts.org/117"
     step = "\nMemory:\nStep 1\nSub-goal: Find the code of Oslo\nCommand: ...\nResult: "

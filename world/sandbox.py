@@ -45,9 +45,11 @@ OUTPUT_CAP = 65536  # bytes
 
 # -------------------------------------------------------------------------------- our process
 def new_slots():
-    """One worker a core, None until it has started. No more programs than these run at once."""
+    """One worker a core that we may use, None until it has started. No more programs than these run
+    at once."""
     slots = queue.LifoQueue()
-    for _ in range(os.cpu_count() or 1):
+    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
+    for _ in range(len(affinity(0)) if affinity else os.cpu_count() or 1):
         slots.put(None)
     return slots
 

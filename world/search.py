@@ -163,6 +163,8 @@ def index(corpus):
     code = Path(__file__).read_bytes()  # it decides what the index holds
     wanted = zlib.crc32(f"{size} {os.stat(corpus).st_mtime_ns}".encode() + code) >> 1
     path = f"{corpus}.fts5" if size > IN_MEMORY and writable else ":memory:"
+    if os.path.islink(path) or os.path.exists(path) and os.stat(path).st_nlink > 1:
+        raise Mistake(f"{path} is a link, and its other end would be overwritten: delete it")
     table = sqlite3.connect(path, timeout=3600, check_same_thread=False, isolation_level=None)
     if table.execute(version).fetchone() == (wanted,):
         return table
@@ -272,12 +274,14 @@ SESSION = services.session(tries=3)
 def wikipedia_online(query, language, k):
     """The best passages of the k best pages of the live Wikipedia, with the URLs of these pages."""
     search = {"list": "search", "srsearch": truncate(query, 250), "srlimit": k, "srprop": ""}
-    rows = []
-    for found in mediawiki(language, search)["search"]:
+    rows, found = [], mediawiki(language, search)["search"]
+    for hit in found:
         content = {"prop": "extracts|info", "inprop": "url", "explaintext": 1}
-        page = mediawiki(language, content | {"pageids": found["pageid"]})["pages"][0]
+        page = mediawiki(language, content | {"pageids": hit["pageid"]})["pages"][0]
         title, url, text = page["title"], page["fullurl"], page.get("extract") or ""
         rows += [(title, url, passage) for passage in passages(text)]
+    if found and not rows:  # not "no page matches": that would be kept as an answer
+        raise services.ServiceError("Wikipedia sent no text of the pages that it found")
     order = ranked([f"{title} {text}" for title, _, text in rows], query, k)
     return numbered(rows[i] for i in order) or nothing(query, "page")
 
