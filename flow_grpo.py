@@ -407,7 +407,7 @@ def update(
                     and ρ < 1-ε
         entropy     mean of -log π over the tokens. They were sampled from π_θold, so in the first
                     mini-batch this estimates its entropy
-        grad_norm   norm of the gradient before clipping, mean over the optimiser steps
+        grad_norm   norm of the gradient before clipping, mean over the mini-batches that have one
         skipped     steps skipped because the gradient was not finite, or far too large
         loss        -J, mean over the optimiser steps; it does not measure learning, see loss()
 
@@ -469,12 +469,12 @@ def update(
     if ranks:
         ranks.gather(model)  # whole weights, for the next rollouts
 
-    tokens, stepped = max(totals.pop("tokens"), 1), [norm for norm in norms if norm != 0]
+    tokens, nonzero = max(totals.pop("tokens"), 1), [norm for norm in norms if norm != 0]
     return {
         "kl": totals["kl"] / len(norms),
         "clip": totals["clip"] / tokens,
         "entropy": totals["entropy"] / tokens,
-        "grad_norm": sum(stepped) / max(1, len(stepped)),
+        "grad_norm": sum(nonzero) / max(1, len(nonzero)),
         "skipped": skipped,
         "loss": totals["loss"] / len(norms),
         "token_budget": token_budget,

@@ -34,7 +34,7 @@ if __name__ == "__main__":
 
 import torch
 
-from benchmarks.questions import three_sets
+from benchmarks.questions import is_file, three_sets
 from fast import trees
 from flow_grpo import Action, advantages, padded, update
 from models import local
@@ -311,7 +311,7 @@ def plan_memory(args):
         itemsize=local.pick_dtype(args.dtype, device).itemsize,
         others=others - {args.model},
         frozen=bool(args.beta) or args.model in others,
-        adapters_first=sharded.WORLD == 1 and not (args.paper or flags.is_toy(args.model)),
+        adapters_first=sharded.WORLD == 1 and not flags.is_toy(args.model),
     )
     args.sampling_bytes = None
     for name, value in chosen.items():
@@ -365,13 +365,15 @@ def settings(given):
     defaults = PAPER if given.paper else NIGHT
     if flags.is_toy(given.model):
         if given.paper:
-            raise Mistake("--paper is for a real model, and the toy has its own sizes: add --model")
+            raise Mistake("--paper is for a real model, not for the toy: give another --model")
         defaults = TOY | ({"valid": None, "test": None} if given.data else {})
     was_trained = flags.remembered(given)
     if was_trained and not flags.is_toy(given.model) and None in (given.data, given.lr):
         why = "give --data and --lr, or go on with its run: --resume"
         raise Mistake(f"{given.model} is a checkpoint, with its own data and learning rate: {why}")
     args = flags.fill_in(given, defaults | was_trained)
+    if not is_file(args.data):  # as many as the paper's steps use, 1,024, and 64 to validate on
+        args.limit = args.limit or 1100
     args.out = args.out or f"runs/{Path(args.model).name}-seed{args.seed}"
     if args.rehearse:
         args.rehearse = {"steps": args.steps, "questions": args.questions}  # of the whole run

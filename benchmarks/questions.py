@@ -58,18 +58,22 @@ def read_questions(path):
     return questions
 
 
+def is_file(data):
+    """Is --data a file, or else names of training sets?"""
+    return Path(data).exists() or data.endswith(".jsonl")
+
+
 def three_sets(data, valid, test, limit, seed):
     """The questions of train.py's flags: (training, validation, test), three lists of Question.
 
     data: a file, or names of training sets. "none" is an empty list. Without --valid, up to 64 of
     --data are held out for it, the same for all seeds: a run may go on with another's planner."""
-    if Path(data).exists() or data.endswith(".jsonl"):
+    if is_file(data):
         questions = read_questions(data)[:limit]
     else:
         from benchmarks.training import training
 
-        # By default as many as the paper's steps use, 1,024, with 64 to validate on.
-        questions = training(data, limit or 1100, seed)
+        questions = training(data, limit or 1000, seed)  # 1000: in old runs, which do not say it
     others = [read_questions(path) if path not in (None, "none") else [] for path in (valid, test)]
     if valid is None:
         from benchmarks.training import held_out

@@ -111,7 +111,8 @@ def main():
         parser.error(f"there is no column {missing[0]}: choose from {', '.join(sorted(known))}")
     plt.rcParams["figure.constrained_layout.use"] = True
     out = args.out or args.runs[0] / "curves.svg"
-    out.unlink(missing_ok=True)  # of a link that somebody left there, the target stays
+    if not args.out:  # whoever made the folder may have put a link here
+        out.unlink(missing_ok=True)
     draw(plt, lines, args.columns).savefig(out)
     print(out)
 

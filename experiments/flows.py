@@ -204,8 +204,10 @@ def main():
         parser.error(f"a note is on question {min(lost)}, but the page has {number}")
     out = args.out or args.folders[0] / "flows.html"
     title = args.title or " and ".join(map(str, args.folders))
-    out.unlink(missing_ok=True)  # of a link that somebody left there, the target stays
-    out.write_text(page(title, sections, args.notes), encoding="utf-8")
+    shown = page(title, sections, args.notes)
+    if not args.out:  # whoever made the folder may have put a link here
+        out.unlink(missing_ok=True)
+    out.write_text(shown, encoding="utf-8")
     print(out)
 
 

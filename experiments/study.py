@@ -147,7 +147,8 @@ MADE_FIRST = {  # {table: (folder, command)}: models that more than one row begi
 @cache
 def version(fork=""):
     """A digest of what decides a run: the code, the toy, and a fork's diff."""
-    files = sorted([*(ROOT / "toy").glob("*.json*"), ROOT / "toy" / "model.safetensors"])
+    toy = (ROOT / "toy").glob("*.*")
+    files = sorted(file for file in toy if file.suffix not in (".py", ".md"))
     files += [diff_of(fork)] if fork else []
     parts = [code_version()[-12:].encode(), *(file.read_bytes() for file in files)]
     return hashlib.sha256(b"".join(parts)).hexdigest()[:12]
@@ -187,7 +188,9 @@ def checkout(fork):
             raise SystemExit("study.py: git add your changes first: forks are made of its index")
         command = ["git", "checkout-index", "--all", f"--prefix={beside}/"]
         subprocess.run(command, cwd=ROOT, check=True)
-        subprocess.run(["git", "apply", diff_of(fork)], cwd=beside, check=True)
+        # In a repository, git would skip a diff that names files from its top.
+        env = os.environ | {"GIT_CEILING_DIRECTORIES": str(folder.parent)}
+        subprocess.run(["git", "apply", diff_of(fork)], cwd=beside, env=env, check=True)
         beside.rename(folder)
     return folder
 
@@ -494,11 +497,14 @@ def main():
     args = parser.parse_args()
     if not args.tables:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-        # On a GPU, only the toy would train all its weights, and the baselines run on the CPU.
+        # All on the CPU: on a GPU, train.py would choose adapters for all models but the toy, and
+        # the baselines never use it.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         rows = [row for row in all_rows(args.seeds) if row.table in args.only]
         if lost := lost_seeds(rows):
-            parser.error(f"results/study.csv has more seeds of {lost}: give --seeds as many")
+            parser.error(
+                f"results/study.csv has more seeds of {lost}: give as many, or move it away"
+            )
         STUDY.mkdir(parents=True, exist_ok=True)
         lock(STUDY)  # another study.py would delete what this one is making
         run_all(rows, args.workers)

@@ -185,8 +185,9 @@ def restore(checkpoint, optimizer):
     for rank in range(ranks) if other else [sharded.RANK]:
         file = checkpoint / f"trainer-{rank}.pt"
         try:
-            # on the host: each was saved on the card of its rank, which may not exist here
-            saved = torch.load(file, map_location="cpu", weights_only=True, mmap=other)
+            # not where it was saved: that rank's card may not exist here
+            to = "cpu" if other else next(iter(optimizer.masters.values())).device
+            saved = torch.load(file, map_location=to, weights_only=True, mmap=other)
             written, step, state = (saved[name] for name in ("ranks", "step", "state"))
         except DAMAGED as why:
             what = f"{type(why).__name__}: {' '.join(str(why).split())}"  # or memory has run out

@@ -48,9 +48,9 @@ def solve_flags(words=None, *, tools, about):
     args.question = args.question[0] if args.question else None
     if sum(value is not None for value in (args.question, args.data, args.benchmark)) > 1:
         parser.error("give one question, --data or --benchmark, not two of them")
-    if args.compare:  # two models on questions, or two folders: then nothing else acts
-        answers = args.data or args.benchmark
-        idle = {"question", "model"} if answers else {*vars(args)} - {"compare", "out"}
+    if args.compare:  # two models on questions, or two folders, beside which little else acts
+        on_questions = args.data or args.benchmark
+        idle = {"model"} if on_questions else {*vars(args)} - {"compare", "out"}
         for name in sorted(idle):
             if getattr(args, name) != parser.get_default(name):
                 what = "the question" if name == "question" else flag_of(name)

@@ -151,15 +151,20 @@ def choose(
         card = max(need.update, need.sampling)
         return (card, need.host) if gpu else (0, ranks * (card - FIXED))
 
+    def lacking(one):  # bytes
+        _, card, on_host = one
+        return max(0, card - CARD * gpu) + max(0, on_host - (HOST if gpu else CARD) * host)
+
     for way in ways(given, gpu, adapters_first):
         card, on_host = need_of(way)
         tried.append((way, card, on_host))
-        if card <= CARD * gpu and on_host <= (HOST if gpu else CARD) * host:
+        if not lacking(tried[-1]):
             break
     else:
-        way, *least = min(tried, key=lambda one: sum(one[1:]))
+        way, *least = min(tried, key=lacking)
         needs = f"{name} needs {gigabytes(*least)} even with {shown(way)}"
         cure = "use a smaller model or a larger machine"
+        cure += ", or give --lora 32" * (given.get("lora") == 0)
         cure += "" if adapters.installed() or "lora" in given else ", or install peft"
         raise Mistake(f"{needs}, and {gigabytes(gpu, host)} are free: {cure}")
     lines = [
@@ -172,7 +177,7 @@ def choose(
     for kind, (first, *more) in kinds.items():
         if kind != kind_of(way):
             lines.append(f"        {gigabytes(*more)} would be needed for {shown(first)}")
-    if gpu and not adapters.installed() and not way.get("lora"):
+    if gpu and not adapters.installed() and "lora" not in given:
         less = gigabytes(*need_of(way | {"lora": 32, "optimizer_device": None}))
         lines.append(f"        {less} would be needed for --lora 32: pip install peft")
     if gpu:  # what is left while sampling
@@ -238,7 +243,7 @@ if __name__ == "__main__":
     parser.add_argument("--paper", action="store_true", help="as train.py --paper: all weights")
     args = parser.parse_args()
     settings = dict(ranks=args.ranks, itemsize=2 if args.gpu else 4)
-    settings["adapters_first"] = args.ranks == 1 and not args.paper
+    settings["adapters_first"] = args.ranks == 1
     settings["given"] = {"lora": 0} if args.paper else {}
     try:
         _, LINES = choose(args.model, args.gpu * 2**30, args.host * 2**30, **settings)

@@ -89,13 +89,14 @@ def studied(tmp_path, monkeypatch):
 DIFF = "--- a/code\n+++ b/code\n@@ -1 +1 @@\n-{}\n+new\n"
 
 
-def test_a_fork_that_did_not_apply_is_not_taken_for_one_later(studied):
+@pytest.mark.parametrize("head", ["", "diff --git a/code b/code\n"])
+def test_a_fork_that_did_not_apply_is_not_taken_for_one_later(head, studied):
     diff = studied / "experiments/forks/mine.diff"
-    diff.write_text(DIFF.format("stale"))
+    diff.write_text(head + DIFF.format("stale"))
     with pytest.raises(subprocess.CalledProcessError):
         study.checkout("mine")
-    diff.write_text(DIFF.format("old"))
-    for _ in range(2):  # also as the same digest
+    diff.write_text(head + DIFF.format("old"))
+    for _ in range(2):
         assert (study.checkout("mine") / "code").read_text() == "new\n"
 
 

@@ -497,7 +497,7 @@ def test_a_gradient_that_explodes_is_skipped_and_counted():
     assert got["skipped"] == 1 and got["grad_norm"] > 1e-6 and unchanged(model)
 
 
-def test_the_norm_in_the_log_is_a_mean_over_the_steps_that_were_taken():
+def test_the_norm_in_the_log_is_a_mean_over_the_mini_batches_that_have_a_gradient():
     actions, A = lesson()
     last = flow_grpo.split_rollouts(range(len(A)), len(A), seed=0)[-1]
     flat = torch.zeros_like(A).index_fill(0, torch.tensor(last), 1.0)  # all others are flat

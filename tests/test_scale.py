@@ -288,8 +288,8 @@ def test_the_plan_says_what_is_needed_and_what_the_first_choice_would_have_neede
     [
         (dict(gpu=16), r"needs 18\.\d GiB on each GPU .* even with --lora 32 .*a larger machine$"),
         (dict(gpu=40, peft=False), "even with all weights, .*, or install peft$"),
-        (dict(gpu=80, host=90, given=ALL), "even with all weights, .* or a larger machine$"),
-        (dict(gpu=40, peft=False, given=ALL), "even with all weights, .* or a larger machine$"),
+        (dict(gpu=80, host=90, given=ALL), r"needs 52\.0 .* and 99\.3 .*, or give --lora 32$"),
+        (dict(gpu=40, peft=False, given=ALL), "even with all weights, .*, or give --lora 32$"),
         (dict(gpu=40, given=HOST), "even with all weights, .* --optimizer-device cpu, and"),
         (dict(gpu=0, host=20, itemsize=4), r"needs \d+\.\d GiB on the host even with --lora 32"),
     ],

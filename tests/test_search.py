@@ -176,15 +176,16 @@ def test_the_index_of_a_large_corpus_is_built_once_beside_it(large, monkeypatch)
     assert names == ["corpus.jsonl", "corpus.jsonl.fts5"]
 
 
+@pytest.mark.parametrize("end", ["", "-journal", "-wal"])
 @pytest.mark.parametrize("how", ["symlink_to", "hardlink_to"])
-def test_no_index_is_written_through_a_link(how, large, tmp_path):
+def test_no_index_is_written_through_a_link(how, end, large, tmp_path):
     """A checkpoint names its corpus: whoever made it would choose what is overwritten."""
     ours = tmp_path / "ours"
     with closing(sqlite3.connect(ours, isolation_level=None)) as table:
         table.execute("create table words (word)")
     before = ours.read_bytes()
-    getattr(Path(f"{large}.fts5"), how)(ours)
-    with pytest.raises(Mistake, match=r"corpus\.jsonl\.fts5 is a link, .*: delete it"):
+    getattr(Path(f"{large}.fts5{end}"), how)(ours)
+    with pytest.raises(Mistake, match=rf"corpus\.jsonl\.fts5{end} is a link, .*: delete it"):
         search.index(large)
     assert ours.read_bytes() == before
 

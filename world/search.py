@@ -163,8 +163,9 @@ def index(corpus):
     code = Path(__file__).read_bytes()  # it decides what the index holds
     wanted = zlib.crc32(f"{size} {os.stat(corpus).st_mtime_ns}".encode() + code) >> 1
     path = f"{corpus}.fts5" if size > IN_MEMORY and writable else ":memory:"
-    if os.path.islink(path) or os.path.exists(path) and os.stat(path).st_nlink > 1:
-        raise Mistake(f"{path} is a link, and its other end would be overwritten: delete it")
+    for file in (path + end for end in ("", "-journal", "-wal", "-shm")):  # SQLite's own, too
+        if os.path.islink(file) or os.path.exists(file) and os.stat(file).st_nlink > 1:
+            raise Mistake(f"{file} is a link, and its other end would be overwritten: delete it")
     table = sqlite3.connect(path, timeout=3600, check_same_thread=False, isolation_level=None)
     if table.execute(version).fetchone() == (wanted,):
         return table
