@@ -167,7 +167,6 @@ def run(folder, command, fork=""):
             print(f"{folder} was made by other code or data; to make it again, delete {done}")
         return
     shutil.rmtree(out, ignore_errors=True)
-    STUDY.mkdir(parents=True, exist_ok=True)
     words = [sys.executable, *shlex.split(command.format(out=out))]
     with open(STUDY / f"{folder}.txt", "w") as log:
         code = checkout(fork) if fork else ROOT
@@ -181,8 +180,8 @@ def run(folder, command, fork=""):
 def checkout(fork):
     """A folder with the code of git's index, which is that of the files, and this fork."""
     folder = STUDY / "forks" / f"{fork}-{version(fork)}"
-    beside = Path(f"{folder}-part")  # no half of it is taken for the fork
     if not folder.exists():
+        beside = Path(f"{folder}-part")  # no half of it is taken for the fork
         shutil.rmtree(beside, ignore_errors=True)
         if subprocess.run(["git", "diff", "--quiet"], cwd=ROOT).returncode:
             raise SystemExit("study.py: git add your changes first: forks are made of its index")

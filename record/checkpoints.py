@@ -182,11 +182,11 @@ def restore(checkpoint, optimizer):
     them."""
     ranks, states = len([*checkpoint.glob("trainer-*.pt")]), []
     other = ranks != sharded.WORLD
+    # not where it was saved: that rank's card may not exist here
+    to = "cpu" if other else next(iter(optimizer.masters.values())).device
     for rank in range(ranks) if other else [sharded.RANK]:
         file = checkpoint / f"trainer-{rank}.pt"
         try:
-            # not where it was saved: that rank's card may not exist here
-            to = "cpu" if other else next(iter(optimizer.masters.values())).device
             saved = torch.load(file, map_location=to, weights_only=True, mmap=other)
             written, step, state = (saved[name] for name in ("ranks", "step", "state"))
         except DAMAGED as why:

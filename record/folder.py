@@ -12,7 +12,6 @@ import fcntl
 import hashlib
 import json
 import os
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +19,7 @@ from pathlib import Path
 from models.completion import is_server
 from record.flags import read_settings
 from record.rollouts import rollout_of
-from world.mistakes import Mistake
+from world.mistakes import Mistake, refuse_link
 
 
 def lock(folder):
@@ -33,14 +32,10 @@ def lock(folder):
 
 
 def refuse_links(folder):
-    """Mistake if the folder holds a link, other than `best` and `best.new` (a kill can leave it),
-    hard ones too: whoever made the folder would choose which file of ours is overwritten. Pipes and
-    devices are refused as well."""
+    """Mistake if the folder holds a link, but for `best` and `best.new` (a kill can leave it)."""
     for path in folder.iterdir():
-        found = path.lstat()
-        own = stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode) and found.st_nlink == 1
-        if not own and path.name not in ("best", "best.new"):
-            raise Mistake(f"{path} is a link, and a run writes only into its own folder: delete it")
+        if path.name not in ("best", "best.new"):
+            refuse_link(path, "a run writes only into its own folder")
 
 
 # --------------------------------------------------------------------------- what decides results

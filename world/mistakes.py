@@ -3,6 +3,20 @@
 solve.py and train.py print it and exit with an error. Every other exception keeps its traceback: it
 is a bug, in this code or in a fork's."""
 
+import os
+import stat
+
 
 class Mistake(ValueError):
     """One sentence for the user: what is wrong with a flag, a file or a folder, and what to do."""
+
+
+def refuse_link(path, why):
+    """Mistake if this is a link, a hard one too: whoever made it would choose which file of ours is
+    overwritten. Pipes and devices are refused as well. why: what a link would do, for the user."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not (stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode) and found.st_nlink == 1):
+        raise Mistake(f"{path} is a link, and {why}: delete it")

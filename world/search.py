@@ -29,7 +29,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from world import pages, services
-from world.mistakes import Mistake
+from world.mistakes import Mistake, refuse_link
 from world.text import truncate, visible
 
 PASSAGE = 1100  # characters of a passage, so that k = 3 of them fit into a result
@@ -163,9 +163,8 @@ def index(corpus):
     code = Path(__file__).read_bytes()  # it decides what the index holds
     wanted = zlib.crc32(f"{size} {os.stat(corpus).st_mtime_ns}".encode() + code) >> 1
     path = f"{corpus}.fts5" if size > IN_MEMORY and writable else ":memory:"
-    for file in (path + end for end in ("", "-journal", "-wal", "-shm")):  # SQLite's own, too
-        if os.path.islink(file) or os.path.exists(file) and os.stat(file).st_nlink > 1:
-            raise Mistake(f"{file} is a link, and its other end would be overwritten: delete it")
+    for end in ("", "-journal", "-wal", "-shm"):  # SQLite writes these beside it
+        refuse_link(path + end, "its other end would be overwritten")
     table = sqlite3.connect(path, timeout=3600, check_same_thread=False, isolation_level=None)
     if table.execute(version).fetchone() == (wanted,):
         return table
