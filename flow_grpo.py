@@ -346,7 +346,7 @@ def loss(
     to 0, whatever its rewards. Its gradient does not.
     """
     low, high = clip                                                    # ε, ε'
-    ratio   = (logp - logp_old).exp()                                   # ρ
+    ratio   = (logp - logp_old).clamp(max=20).exp()                     # ρ, never infinite
     clipped = ratio.clamp(1 - low, 1 + high)                            # clip(ρ, 1-ε, 1+ε')
     gain    = torch.min(ratio * A, clipped * A)                         # min(ρ A, clip(ρ) A)
     kl      = torch.zeros_like(logp)
@@ -419,7 +419,7 @@ def update(
         ranks.release(model)  # from here on, each GPU holds a part of the weights
 
     minis = []  # the actions of each mini-batch
-    for rollouts in split_rollouts(groups, minibatches, seed):
+    for rollouts in filter(None, split_rollouts(groups, minibatches, seed)):
         # First the weights: N and T also count actions that are on other GPUs, or left out here.
         mini = weighted(actions, rollouts, token_mean)
         mini = ranks.own_actions(mini) if ranks else mini
@@ -443,7 +443,7 @@ def update(
     steps = minis  # minis * 2: every mini-batch twice (the epochs of PPO)
     # log π_θold is computed before any step. The first mini-batch needs no pass of its own: it is
     # scored during its step, in which π_θ still is π_θold.
-    for mini in minis:
+    for mini in {id(mini): mini for mini in steps}.values():  # each once
         if mini is not steps[0]:
             in_micro_batches(score_old, mini)
 
@@ -471,12 +471,12 @@ def update(
 
     tokens, nonzero = max(totals.pop("tokens"), 1), [norm for norm in norms if norm != 0]
     return {
-        "kl": totals["kl"] / len(norms),
+        "kl": totals["kl"] / max(1, len(norms)),
         "clip": totals["clip"] / tokens,
         "entropy": totals["entropy"] / tokens,
         "grad_norm": sum(nonzero) / max(1, len(nonzero)),
         "skipped": skipped,
-        "loss": totals["loss"] / len(norms),
+        "loss": totals["loss"] / max(1, len(norms)),
         "token_budget": token_budget,
     }
 

@@ -14,7 +14,8 @@ also is π_ref.
 
 What a run writes into its folder, and reads again after it was stopped: record/checkpoints.py. All
 random numbers of a step come from its number and --seed. So a run that is stopped and resumed on
-the same machine gives the same tables and weights, byte for byte, as one that was never stopped.
+the same machine gives the same tables and weights, byte for byte, as one that was never stopped. (A
+local judge is asked again what it has judged before, and may round differently.)
 """
 
 import os

@@ -508,6 +508,14 @@ def test_the_norm_in_the_log_is_a_mean_over_the_mini_batches_that_have_a_gradien
     assert whole["grad_norm"] > 0
 
 
+def test_with_more_mini_batches_than_rollouts_the_empty_ones_do_not_count():
+    (actions, A), reference = lesson(), tiny(1)
+    settings = dict(reference=reference, beta=0.2)
+    each, _ = learn(tiny(), actions, A, minibatches=len(A), **settings)
+    more, _ = learn(tiny(), actions, A, minibatches=3 * len(A), **settings)
+    assert each == more and each["kl"] > 0
+
+
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 def test_a_non_finite_loss_is_skipped_and_counted_and_the_other_steps_are_taken(poison):
     for part in flow_grpo.split_rollouts(
@@ -595,14 +603,27 @@ def edited(monkeypatch, *edits):
     return module
 
 
-EPOCHS = "steps = minis  # minis * 2", "steps = minis * 2  # minis * 2"
+COPIES = "minis + [[replace(a) for a in mini] for mini in minis]"  # as another shuffle makes them
 
 
 @pytest.mark.parametrize("minibatches", [1, 2])
+@pytest.mark.parametrize("steps", ["minis * 2", COPIES])
 def test_in_a_second_pass_over_a_batch_the_old_policy_is_still_the_one_that_sampled(
-    minibatches, monkeypatch
+    steps, minibatches, monkeypatch
 ):
-    compare_with_the_oracle(edited(monkeypatch, EPOCHS), passes=2, minibatches=minibatches)
+    module = edited(monkeypatch, ("steps = minis  # minis * 2", f"steps = {steps}  # minis * 2"))
+    compare_with_the_oracle(module, passes=2, minibatches=minibatches)
+
+
+@pytest.mark.parametrize("A", [1.0, -1.0])
+def test_a_token_that_was_forbidden_when_it_was_sampled_leaves_the_others_their_gradient(A):
+    logp = torch.tensor([-1.0, -2.0], requires_grad=True)
+    minus_J, ratio, _ = flow_grpo.loss(
+        logp, torch.tensor([-1e4, -2.0]), None, torch.full((2,), A), torch.ones(2),
+        clip=(0.2, 0.3), beta=0,
+    )  # fmt: skip
+    minus_J.backward()
+    assert minus_J.isfinite() and ratio.isfinite().all() and logp.grad.tolist() == [0, -A]
 
 
 @ROWS

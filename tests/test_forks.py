@@ -268,3 +268,5 @@ def check_verifier():
     rollout = rollout_with(5)
     assert rollout.stopped and len(rollout.memory.steps) == 2
     assert rollout.memory.steps[-1].verdict == "STOP"
+    rollout = rollout_with(3, executor="I would first multiply.")  # no call, so none is repeated
+    assert not rollout.stopped and len(rollout.memory.steps) == 3

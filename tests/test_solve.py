@@ -660,6 +660,9 @@ def test_a_checkpoint_does_not_choose_the_server_that_reads_our_questions_and_ou
     with pytest.raises(Mistake, match=f"trained with --base-generator {address}: give that or"):
         flags(f"q|--model|{tmp_path}")
     assert flags(f"q|--model|{tmp_path}|--base-generator|mine").base_generator == "mine"
+    (tmp_path / "train.json").write_text(json.dumps({"fixed": f"{address}\x1b[2J"}))
+    with pytest.raises(Mistake, match=r"/v1\\x1b\[2J: give that or"):  # no order to a terminal
+        flags(f"q|--model|{tmp_path}")
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,14 @@ is a bug, in this code or in a fork's."""
 import os
 import stat
 
+from world.text import printable
+
 
 class Mistake(ValueError):
     """One sentence for the user: what is wrong with a flag, a file or a folder, and what to do."""
+
+    def __str__(self):
+        return printable(super().__str__())
 
 
 def refuse_link(path, why):
