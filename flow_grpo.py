@@ -287,7 +287,8 @@ def weighted(
 
 
 def split_rollouts(groups: Sequence[int], minibatches: int, seed: int) -> list[list[int]]:
-    """Rollouts 0..N-1 as `minibatches` lists of equal size (± 1). groups: the group of each, (N,).
+    """Rollouts 0..N-1 as `minibatches` lists of equal size (± 1), or as N, if there are fewer.
+    groups: the group of each, (N,).
 
     The groups, in shuffled order, are laid out one after the other and cut into equal parts. No
     group is divided if all have the same size and their number is a multiple of `minibatches`:
@@ -297,7 +298,8 @@ def split_rollouts(groups: Sequence[int], minibatches: int, seed: int) -> list[l
     places = torch.randperm(len(distinct), generator=torch.Generator().manual_seed(seed)).tolist()
     place = dict(zip(distinct, places, strict=True))  # of each group in the new order
     rollouts = sorted(range(N), key=lambda i: place[groups[i]])  # a group stays together
-    return [rollouts[N * k // minibatches : N * (k + 1) // minibatches] for k in range(minibatches)]
+    parts = max(1, min(minibatches, N))
+    return [rollouts[N * k // parts : N * (k + 1) // parts] for k in range(parts)]
 
 
 def per_token(actions: Sequence[Action], values: Sequence[float]) -> Tensor:
@@ -419,7 +421,7 @@ def update(
         ranks.release(model)  # from here on, each GPU holds a part of the weights
 
     minis = []  # the actions of each mini-batch
-    for rollouts in filter(None, split_rollouts(groups, minibatches, seed)):
+    for rollouts in split_rollouts(groups, minibatches, seed):
         # First the weights: N and T also count actions that are on other GPUs, or left out here.
         mini = weighted(actions, rollouts, token_mean)
         mini = ranks.own_actions(mini) if ranks else mini
@@ -471,12 +473,12 @@ def update(
 
     tokens, nonzero = max(totals.pop("tokens"), 1), [norm for norm in norms if norm != 0]
     return {
-        "kl": totals["kl"] / max(1, len(norms)),
+        "kl": totals["kl"] / len(norms),
         "clip": totals["clip"] / tokens,
         "entropy": totals["entropy"] / tokens,
         "grad_norm": sum(nonzero) / max(1, len(nonzero)),
         "skipped": skipped,
-        "loss": totals["loss"] / max(1, len(norms)),
+        "loss": totals["loss"] / len(norms),
         "token_budget": token_budget,
     }
 

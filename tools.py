@@ -223,14 +223,15 @@ def run_tool(function, name, arguments):
     except services.ServiceError as why:
         text = f"Error: {why}"
     except (Exception, SystemExit) as why:  # a bug in a tool is shown to the planner, too
-        text = f"Error: {name} failed: {type(why).__name__}: {why}"
+        why = services.without_keys(f"{type(why).__name__}: {why}")
+        text = f"Error: {name} failed: {why}"
     return result_of(text, time.perf_counter() - start)
 
 
 def result_of(text, seconds, tokens=0, written=0):
     """The Result of a call that has finished. (If python_coder's program prints "Error: ...", that
     counts as an error, too.)"""
-    error = text.startswith("Error:")
+    error, text = text.startswith("Error:"), services.without_whole_keys(text)
     return Result(truncate(text, RESULT_BUDGET), error, seconds, tokens, written)
 
 

@@ -59,7 +59,7 @@ def one_step(step, args, data, cast, reference, optimizer, for_update, first):
     temperature = args.temperature  # of sampling and of the ratio: edit it here for a schedule
     questions = questions_of(step, data, args.questions, args.seed)
     rollouts = rollouts_of(questions, args.group_size, args, cast, temperature, seed)
-    if why := servers_down([rollout.failed for rollout in rollouts]):
+    if why := servers_down(rollouts):
         save(args, policy, optimizer, step - 1)  # this step is run again
         raise Mistake(f"{why}. Then go on with --resume {args.out}")
 
@@ -183,7 +183,7 @@ def evaluate(args, cast, frozen, step, name, questions):
     done = any((row["step"], row["questions"]) == (str(step), name) for row in rows_of(file))
     if questions and not done:  # it is done if a finished run is resumed
         rollouts = rollouts_of(questions, 1, args, cast, args.temperature, args.seed)
-        if why := servers_down([rollout.failed for rollout in rollouts]):
+        if why := servers_down(rollouts):
             raise Mistake(f"{why}. Then go on with --resume {args.out}")
         found = summary(rollouts)
         columns = "accuracy turns errors failed undecided".split()

@@ -76,6 +76,9 @@ def load(name, folder=None, limit=None, cache=None):
             raise Mistake(f"{folder} has no {name}; put its file at one of {places}.")
     else:
         path = downloaded(name, cache_folder(cache))
+    if not hashlib.sha256(path.read_bytes()).hexdigest().startswith(BENCHMARKS[name].sha256):
+        note = "is not the file that benchmarks/tables.py was checked with; it may be newer."
+        print(f"{path} {note}", file=sys.stderr)
     questions, number = read_items(path, name), BENCHMARKS[name].items
     if limit is None and len(questions) < number:
         fewer = f"the file has {len(questions)} items, the paper used {number}."
@@ -100,9 +103,6 @@ def downloaded(name, cache):
             cure = f"download it by hand to {path}, or give --benchmark-dir FOLDER."
             raise Mistake(f"{url} cannot be used ({why}); {cure}") from None
         replace_file(path, body)
-    if not hashlib.sha256(path.read_bytes()).hexdigest().startswith(BENCHMARKS[name].sha256):
-        note = "is not the file that benchmarks/tables.py was checked with; it may be newer."
-        print(f"{path} {note}", file=sys.stderr)
     return path
 
 

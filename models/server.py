@@ -52,8 +52,9 @@ CODE = re.compile(r'"(?:code|type|param|loc|finish_reason)"\s*:\s*("[^"\\]*"|\[[
 # Values of finish_reason, in small letters. All others mean a text that is not whole.
 WHOLE = "stop", "eos", "eos_token", "end_turn", "stop_sequence"
 FAILED = re.compile("error|abort|cancel|resource")
-# At least one token, for any tokenizer: a word, or six letters of a script without spaces
-WORD = re.compile(r"[\u0e00-\u1aff\u3000-\uffff]{1,6}|\w+")
+# At least one token, for any tokenizer: a word (of Hebrew to Malayalam with its signs, which are no
+# letters), or six letters of a script without spaces
+WORD = re.compile(r"[\u0e00-\u1aff\u3000-\uffff]{1,6}|[\w\u0590-\u0dff]+")
 
 
 class Server:

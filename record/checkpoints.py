@@ -54,6 +54,8 @@ def open_run(args, loaded, questions, done):
         begun.mkdir(parents=True, exist_ok=True)
         refuse_links(begun)
         lock(begun)
+        if step_of(last_checkpoint(out)) != done:  # between our choice and our lock
+            raise Mistake(f"another process has just written into {out}: run this again")
         for name, now in identity(args, loaded, questions).items():
             before = settings.setdefault(name, now)  # that of args.json, if the run is resumed
             if name == "code" and before.split(" | ")[-1] != now:
@@ -138,7 +140,7 @@ def sync(path):
 
 def forget_old(out, keep):
     """Delete all but the newest `keep` checkpoints; of the best one, only what --resume needs."""
-    for folder in {*out.glob("step-*")} - {*checkpoints(out)[-keep:]} if keep else ():
+    for folder in {*step_folders(out)} - {*checkpoints(out)[-keep:]} if keep else ():
         if folder.resolve() == (out / "best").resolve():
             for file in folder.glob("trainer-*.pt"):
                 file.unlink()
@@ -161,10 +163,15 @@ def mark_best(out, keep):
         forget_old(Path(out), keep)
 
 
+def step_folders(run):
+    """The step-N folders, the oldest first. Others, such as step-40-merged, are not ours."""
+    folders = Path(run).glob("step-*")
+    return sorted((f for f in folders if re.fullmatch(r"step-\d+", f.name)), key=step_of)
+
+
 def checkpoints(run):
     """The step-N folders that --resume can go on from, the oldest first."""
-    folders = [file.parent for file in Path(run).glob("step-*/trainer-0.pt")]
-    return sorted(folders, key=step_of)
+    return [folder for folder in step_folders(run) if (folder / "trainer-0.pt").exists()]
 
 
 def last_checkpoint(run):
@@ -182,12 +189,12 @@ def restore(checkpoint, optimizer):
     them."""
     ranks, states = len([*checkpoint.glob("trainer-*.pt")]), []
     other = ranks != sharded.WORLD
-    # not where it was saved: that rank's card may not exist here
-    to = "cpu" if other else next(iter(optimizer.masters.values())).device
     for rank in range(ranks) if other else [sharded.RANK]:
         file = checkpoint / f"trainer-{rank}.pt"
         try:
-            saved = torch.load(file, map_location=to, weights_only=True, mmap=other)
+            # mmap: masters and moments are copied from the file one by one, or a host that has
+            # room for them once would not have it for a resume
+            saved = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
             written, step, state = (saved[name] for name in ("ranks", "step", "state"))
         except DAMAGED as why:
             what = f"{type(why).__name__}: {' '.join(str(why).split())}"  # or memory has run out

@@ -203,8 +203,9 @@ def resumed(args, defaults):
     saved = read_settings(file)
     for name, value in saved.items():
         # A folder that somebody else made must not choose which server gets the key, nor which file
-        # is written.
-        if (is_server(str(value)) or name == "cache" and value) and given.get(name) != value:
+        # is written. (A server that --fixed names may be the judge, too.)
+        unnamed = is_server(str(value)) and value not in given.values()
+        if unnamed or name == "cache" and value and given.get(name) != value:
             what = "cache" if name == "cache" else "server"
             raise Mistake(f"the run uses a {what}: repeat {flag_of(name)} {value}")
     for name, value in given.items():

@@ -94,11 +94,13 @@ class Masters:
         return found
 
     def load_state_dict(self, saved):
-        """Take masters and moments back, exactly. ValueError if they are another model's: a fused
-        step would write beyond a moment that is too short."""
+        """Take masters and moments back, exactly, out of `saved`, which may be as large as memory.
+        ValueError if they are another model's: a fused step would write beyond a moment that is
+        too short."""
         if other := saved.keys() ^ self.weights.keys():
             raise ValueError(f"only one of both has the weight {min(other)}")
-        for name, state in saved.items():
+        for name in self.weights:
+            state = saved.pop(name)
             if not state:
                 continue
             master, wanted = self.masters[name], self.kinds_of(name)
@@ -106,9 +108,10 @@ class Masters:
             if kinds != wanted:
                 raise ValueError(f"the moments of {name} are {kinds}, not {wanted}")
             master.copy_(state.get("master", master))
-            moments = {key: state[key].to(master.device) for key in state if key != "master"}
-            # contiguous: the elements of a foreign tensor may share their memory
-            moments = {key: value.contiguous() for key, value in moments.items()}
+            moments = {key: value for key, value in state.items() if key != "master"}
+            # contiguous: the elements of a foreign tensor may share their memory. A copy: they may
+            # be in a file
+            moments = {k: v.contiguous().to(master.device, copy=True) for k, v in moments.items()}
             self.optimizers[name].state[master] = moments
 
     def kinds_of(self, name):

@@ -473,7 +473,7 @@ def test_a_chunk_of_logits_has_128_mib_at_most(monkeypatch):
 @pytest.mark.parametrize("rollouts, parts", [(7, 1), (7, 2), (8, 4), (3, 3), (2, 4)])
 def test_mini_batches_hold_every_rollout_once_and_divide_none(rollouts, parts):
     deal = lambda seed: flow_grpo.split_rollouts(range(rollouts), parts, seed)
-    assert len(deal(5)) == parts and sorted(sum(deal(5), [])) == [*range(rollouts)]
+    assert len(deal(5)) == min(parts, rollouts) and sorted(sum(deal(5), [])) == [*range(rollouts)]
     assert max(map(len, deal(5))) - min(map(len, deal(5))) <= 1 and deal(5) == deal(5)
     assert parts == 1 or any(deal(seed) != deal(5) for seed in range(5))
     eights = [i // 8 for i in range(32 * parts)]  # no group of eight is divided

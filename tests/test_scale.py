@@ -158,6 +158,8 @@ def test_a_restored_optimizer_goes_on_to_the_bit(dtype, name, tmp_path):
     for name, weight, copy in zip("abc", weights, copies, strict=True):
         assert torch.equal(weight, copy)
         assert torch.equal(optimizer.masters[name], restored.masters[name])
+        kept = restored.state_dict()[name].values()
+        assert not any(tensor.untyped_storage().filename for tensor in kept)  # not in the file
 
 
 BROKEN = {  # {what: (a change of the saved data, why it is refused)}

@@ -2,13 +2,14 @@
 
 import os
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import answer
 
-from models.completion import NEW_TOKENS, TOO_LONG, outage
-from models.server import Server
+from models.completion import NEW_TOKENS, TOO_LONG, outage, servers_down
+from models.server import WORD, Server
 
 
 def replies(*answers):
@@ -287,6 +288,30 @@ def test_a_prompt_that_the_server_has_cut_is_too_long(server, prompt, tokens, fi
     server.reply = replies(answer("42", prompt_tokens=tokens))
     (completion,) = Server(server.url)([prompt])
     assert (completion.text, completion.error) == (("42", "") if fits else ("", TOO_LONG))
+
+
+@pytest.mark.parametrize(
+    "dead, spoke, decided, down",
+    [
+        (4, 0, 60, "4 of 4 rollouts that needed the judge were aborted (judge: h answered 503)"),
+        (5, 4, 55, "5 of 9 rollouts that needed the judge were aborted (judge: h answered 503)"),
+        (4, 4, 56, ""),
+        (3, 0, 61, ""),  # one may be hard to judge
+        (2, 0, 1, "2 of 3 rollouts were aborted (judge: h answered 503)"),
+    ],
+)
+def test_a_judge_that_is_down_stops_a_run_even_if_rules_decide_the_most(dead, spoke, decided, down):
+    of = lambda failed="", judged=False: SimpleNamespace(
+        failed=failed, judged=judged, undecided=False
+    )
+    rollouts = [of("judge: h answered 503")] * dead + [of(judged=True)] * spoke + [of()] * decided
+    assert servers_down(rollouts) == down
+
+
+def test_a_word_has_at_least_one_token_in_any_script():
+    for words in ("It is 42, café", "हिन्दी में लिखा हुआ", "বাংলা ভাষায় লেখা", "שָׁלוֹם לְכֻלָּם"):
+        assert len(WORD.findall(words)) == len(words.split())
+    assert len(WORD.findall("京都は日本の都市です。")) == 2
 
 
 def of_a_cache(counts, context=10**9):

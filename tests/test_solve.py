@@ -628,6 +628,19 @@ def test_benchmarks_have_a_table_with_the_papers_numbers_and_every_item(run):
     assert [*cells] == ["aime24", "bamboogle"]
 
 
+def test_a_benchmark_may_be_added_to_a_folder_and_none_changed(run):
+    rows = [{"question": f"Double {n}", "answer": 2 * n, "pid": n} for n in range(3)]
+    for name in ("bamboogle", "aime24"):
+        Path(f"{name}.json").write_text(json.dumps(rows))
+    words = "--benchmark-dir|.|--tools|base_generator|--judge|none|--out|table|--benchmark"
+    for some in ("bamboogle", "bamboogle|aime24", "aime24"):
+        run(f"{words}|{some}")
+    Path("bamboogle.json").write_text(json.dumps(rows[:2]))
+    run(f"{words}|aime24")
+    with pytest.raises(SystemExit, match="rollouts with another bamboogle_digest"):
+        run(f"{words}|aime24|bamboogle")
+
+
 # ---------------------------------------------------------------------------------------- defaults
 def flags(text):
     return solve.flags(text.split("|") if text else [])

@@ -105,6 +105,22 @@ def test_what_a_function_does_wrong_is_an_error_that_the_planner_reads():
     ]
 
 
+def test_no_tool_of_yours_shows_a_key_to_a_model(monkeypatch):
+    monkeypatch.setenv("MINE_KEY", "0123456789abcdef")
+
+    def mine(query):
+        if query == "down":
+            raise OSError("cannot reach https://mine.org/?key=0123456789ab...")
+        return "It got the key 0123456789abcdef."
+
+    found = results({"it": tool(mine)}, ("it", "down"), ("it", "up"))
+    texts = [
+        "Error: it failed: OSError: cannot reach https://mine.org/?key=***",
+        "It got the key ***.",
+    ]
+    assert [result.text for result in found] == texts
+
+
 def test_a_result_is_truncated_and_is_an_error_only_if_the_tool_says_so():
     box = {"echo": tool(lambda query: query), "ask": tool(None)}
     texts = "No Error: here", "error: in small letters", "Error: " + "x" * 10**6, "x" * 10**6

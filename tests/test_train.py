@@ -232,8 +232,9 @@ def test_best_is_a_link_to_the_checkpoint_that_beats_the_untrained_and_all_befor
     files = {path.name for path in (out / "step-1").iterdir()}
     assert "trainer-0.pt" not in files and "model.safetensors" in files
     assert f"Try: python solve.py --model {out}/best\n" in capsys.readouterr().out
+    (out / "step-1-merged").mkdir()  # somebody's own
     resume(out, "--steps", "4")  # the best of before is not kept for ever
-    assert folders(out) == ["best", "step-4"]
+    assert folders(out) == ["best", "step-1-merged", "step-4"]
     shutil.move(out / "step-4", "damaged")
     why = f"train.py: {out} has steps, but no checkpoint to go on from: give another --out"
     assert command("--resume", str(out), "--steps", "4") == why and len(rows(out)) == 4
@@ -806,6 +807,25 @@ def test_a_server_or_a_cache_that_a_folder_names_must_be_repeated(
     assert resumed(f"--{flag}", named).allow_unconfined is None  # that is for the user to say
     args = resumed(f"--{flag}", named, "--steps", "99")
     assert (vars(args)[flag], args.steps, args.out) == (named, 99, str(tmp_path))
+
+
+def test_the_night_of_gpu_md_goes_on_with_the_same_words(tmp_path, monkeypatch):
+    """The server that --fixed names is the judge, too."""
+    monkeypatch.chdir(tmp_path)
+    given = re.search('FLAGS="(.*)"', (ROOT / "docs/gpu.md").read_text("utf-8"))[1].split()
+    begun = vars(train.settings(train.given(given)))
+    assert begun["judge"] == begun["fixed"] == "http://127.0.0.1:8000/v1"
+    folder.replace_file(Path(begun["out"], "args.json"), json.dumps(begun).encode())
+    resumed = vars(train.settings(train.given([*given, "--resume", begun["out"]])))
+    assert resumed == begun | {"resume": begun["out"]}
+
+
+def test_a_run_that_has_gone_on_since_it_was_read_is_not_cut_back(whole, tmp_path):
+    run = shutil.copytree(whole, tmp_path / "run", symlinks=True)
+    args = train.settings(train.given(["--resume", str(run)]))
+    with pytest.raises(Mistake, match=f"has just written into {run}: run this again"):
+        checkpoints.open_run(args, {}, {}, done=2)  # it read this before another wrote step 4
+    assert len(rows(run)) == 4
 
 
 @pytest.mark.parametrize(

@@ -56,8 +56,10 @@ def parse_url(url):
 # --------------------------------------------------------------------------------- the connection
 UNICAST = ipaddress.ip_network("2000::/3")  # not in it: ::1, ::ffff:127.0.0.1, NAT64, fc00::
 # Python 3.11 calls these global; IANA's registries of special-purpose addresses do not: protocols
-# (a cloud has its metadata server there), relays of 6to4 (deprecated), documentation.
-SPECIAL = [ipaddress.ip_network(net) for net in ("192.0.0.0/24", "192.88.99.0/24", "3fff::/20")]
+# (a cloud has its metadata server there), relays of 6to4 (deprecated), documentation. The last is
+# the host's own service in Azure's machines.
+SPECIAL = "192.0.0.0/24", "192.88.99.0/24", "3fff::/20", "168.63.129.16"
+SPECIAL = [ipaddress.ip_network(net) for net in SPECIAL]
 
 
 def public(address):
