@@ -58,7 +58,7 @@ class Masters:
             if weight.grad is None:
                 continue
             master, part, gradient = self.masters[name], *map(on_this_rank, (weight, weight.grad))
-            crosses = master.device != part.device
+            crosses = self.crosses(name)
             if crosses:
                 gradient = self.buffer(part, master.device).copy_(gradient)
             if gradient.dtype != master.dtype:
@@ -132,6 +132,10 @@ class Masters:
         state = optimizer.state[tiny]
         kinds = {key: (value.dtype, shape(value)) for key, value in state.items()}
         return kinds | ({} if self.is_own(name) else {"master": (master.dtype, master.shape)})
+
+    def crosses(self, name):
+        """Is this weight's master on another device?"""
+        return self.masters[name].device != on_this_rank(self.weights[name]).device
 
     def is_own(self, name):
         """Is this weight its own master? (Their addresses would not say: parts of a sharded weight

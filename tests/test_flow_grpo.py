@@ -495,6 +495,9 @@ def test_a_gradient_that_explodes_is_skipped_and_counted():
     model = tiny()
     got, _ = learn(model, *lesson(), max_grad_norm=1e-9)  # any gradient is a thousand times that
     assert got["skipped"] == 1 and got["grad_norm"] > 1e-6 and unchanged(model)
+    norm = got["grad_norm"]
+    for times, skipped in (999, 0), (1001, 1):
+        assert learn(tiny(), *lesson(), max_grad_norm=norm / times)[0]["skipped"] == skipped
 
 
 def test_the_norm_in_the_log_is_a_mean_over_the_mini_batches_that_have_a_gradient():

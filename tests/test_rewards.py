@@ -80,6 +80,11 @@ HOSTILE += ["10^" + "9" * 500, "1/" + "9" * 500, "\u202e26", "the " * 480, "1" +
 HOSTILE += ["1" + "\n" * 1900 + "2"]
 
 
+def test_an_answer_that_looks_like_another_is_not_right_and_some_letters_are_no_labels():
+    assert decide(Question("?", "26"), "\u202e26") is not True  # one sees 62
+    assert decide(Question("?", "B", choices=("A. Smith", "Bob")), "B") is True
+
+
 @pytest.mark.parametrize("response", [*HOSTILE, "99**98**97**96"])
 def test_a_hostile_response_is_not_right_and_read_at_once(response):
     start = time.process_time()

@@ -108,6 +108,15 @@ def test_any_optimiser_trains_weights_of_any_precision_as_it_trains_float32_copi
         assert ("master" in state) == (dtype == torch.bfloat16)  # else no second copy of a weight
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_step_is_the_same_if_weights_and_gradients_cross_to_another_device(dtype, monkeypatch):
+    wanted, reference = steps(masters(ADAMW), dtype)
+    monkeypatch.setattr(Masters, "crosses", lambda *_: True)
+    ours, optimizer = steps(masters(ADAMW), dtype)
+    assert all(map(torch.equal, ours, wanted)) and optimizer.buffers
+    assert all(torch.equal(optimizer.masters[key], reference.masters[key]) for key in "abc")
+
+
 def test_a_schedule_of_the_learning_rate_reaches_every_weight():
     weights, optimizer = steps(masters(ADAMW), torch.bfloat16)
     for group in optimizer.param_groups:
@@ -439,6 +448,15 @@ def test_without_its_adapters_a_policy_is_its_base_to_the_bit_and_saved_ones_are
     policy.model = adapters.add(policy.model, 4)
     frozen = adapters.without(policy)
     assert adapters.moved(policy, frozen) == dict(moved_max=0, moved_mean=0, moved_share=0)
+    layers = [m for m in policy.model.modules() if hasattr(m, "lora_A")]
+    assert {layer.scaling["default"] for layer in layers} == {2}  # alpha = 2 r, as docs/gpu.md says
+    layers[0].lora_A["default"].weight.data.fill_(0.5)
+    layers[0].lora_B["default"].weight.data[0] = 0.25  # r = 4: 2 x 4 x 0.5 x 0.25 in one row
+    found, shape = adapters.moved(policy, frozen), layers[0].base_layer.weight.shape
+    number = sum(layer.base_layer.weight.numel() for layer in layers)
+    assert found["moved_max"] == pytest.approx(1, rel=0.01)
+    assert found["moved_mean"] == pytest.approx(shape[1] / number, rel=0.01)
+    assert found["moved_share"] == shape[1] / number
     for weight in policy.model.parameters():
         if weight.requires_grad:
             torch.nn.init.normal_(weight, std=0.3)

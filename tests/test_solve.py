@@ -300,6 +300,20 @@ def test_an_engine_that_fails_otherwise_is_not_asked_again():
     assert done.failed == "base_generator: host answered 503" and not done.memory.steps
 
 
+def test_what_is_cut_is_no_verdict_and_no_answer():
+    cut = lambda text: Completion(text, [], [1], cut=True)
+    texts = dict(planner=cut(PLAN), verifier=cut(STOP), generator=cut("42"))
+    done = rollout(Cast(**texts), Cast(**texts), max_turns=2)
+    assert not done.stopped and len(done.memory.steps) == 2 and done.answer == ""
+    written = [output["cut"] for output in done.outputs if output["module"] in texts]
+    assert written == [True] * 5
+
+
+def test_what_a_model_thinks_is_in_no_memory():
+    done = rollout(Cast(), Cast(analysis="<think>perhaps</think>Objective: o"))
+    assert done.memory.analysis == "Objective: o"
+
+
 def test_a_failed_judge_fails_the_rollout_and_a_failed_rollout_is_not_judged():
     unclear = [Question(text, "Jane Austen") for text in ("one?", "bad?")]
     fixed = Cast(generator=lambda prompt: DOWN if "bad?" in prompt else "her sister")
@@ -339,6 +353,18 @@ def test_a_rollout_is_in_its_record_but_for_its_token_ids(tmp_path):
 def test_a_module_that_nobody_plays_cannot_be_trained():
     with pytest.raises(Mistake, match="no module is called 'planer': train some of analysis, pl"):
         rollout(Script(PLAN), trained=("planner", "planer"))
+
+
+def test_a_cache_keeps_what_the_judge_has_said_for_the_next_command(tmp_path):
+    words = ["q", "--tools", "base_generator", "--model", "m", "--cache", str(tmp_path / "cache")]
+    args = solve.flags([*words, "--max-new-tokens", "9"])
+    for answers in ["Verdict: True"], []:
+        engine = Script(*answers)
+        judge = solve.load_cast(args, {"m": engine}, say=lambda *lines: None)[2]
+        [completion] = judge(["Is it so?"])
+        assert completion.text == "Verdict: True"
+        settings = {"temperature": 0.0, "max_new_tokens": 9}
+        assert engine.calls == [(1, settings)] * len(answers)
 
 
 PAGES = '{"title": "Tin", "text": "a metal", "url": "https://metals.org/tin"}\n'
@@ -661,10 +687,12 @@ def test_without_arguments_a_few_questions_of_the_toy_are_answered():
 
 def test_a_checkpoint_brings_the_modules_and_tools_that_it_was_trained_with(tmp_path):
     trained = {"fixed": "frozen", "verifier": "another", "tools": ["python_coder"], "corpus": "c"}
-    (tmp_path / "train.json").write_text(json.dumps(trained | {"executor": None}))
+    trained |= {"executor": None, "think": True, "max_new_tokens": 77}
+    (tmp_path / "train.json").write_text(json.dumps(trained))
     args = flags(f"q|--model|{tmp_path}|--corpus|mine.jsonl")
     assert (args.fixed, args.verifier, args.executor) == ("frozen", "another", None)
     assert (args.tools, args.corpus) == (["python_coder"], "mine.jsonl")
+    assert (args.think, args.max_new_tokens) == (True, 77)
 
 
 def test_a_checkpoint_does_not_choose_the_server_that_reads_our_questions_and_our_key(tmp_path):

@@ -25,6 +25,7 @@ from conftest import answer, spy, without_seconds
 from test_forks import code_of
 from test_house import ORDER, ROOMS, ROOT
 from test_local import CHATML, tiny, tokenizer
+from transformers import modeling_utils
 
 import flow_grpo
 import generator
@@ -294,16 +295,18 @@ def test_plain_changes_a_log_by_rounding_only(whole, monkeypatch):
 
 def test_every_flag_of_the_objective_reaches_it(monkeypatch):
     updates, rollouts = spy(monkeypatch, train, "update"), spy(monkeypatch, solve, "roll_out")
+    made = spy(monkeypatch, train.masters, "Masters")
+    recomputed = spy(monkeypatch, modeling_utils, "checkpoint")
     flags = dict(temperature=0.9, beta=0.01, minibatches=3, token_budget=999, token_mean=True)
     flags["max_grad_norm"] = 0.5
     how = dict(clip_low=0.1, clip_high=0.4, lr=2e-4, optimizer_device="cpu")
     run("flags", **QUICK, **flags, **how, gradient_checkpointing=True)
     [((model, _, optimizer, _, groups), settings, _)] = updates
-    assert model.is_activation_checkpointing
+    assert model.is_activation_checkpointing and recomputed
     assert settings.pop("clip") == (0.1, 0.4) and groups == [0] * 4 + [1] * 4
     assert flags.items() <= settings.items() and settings["seed"] == 1_000_003 + 1
-    assert {group["lr"] for group in optimizer.param_groups} == {2e-4}
-    assert {master.device.type for master in optimizer.masters.values()} == {"cpu"}
+    found = {(group["lr"], group["weight_decay"]) for group in optimizer.param_groups}
+    assert found == {(2e-4, 0)} and made[0][0][2] == "cpu"
     how = {"temperature": 0.9, "max_turns": 2, "max_new_tokens": 6, "trained": ("planner",)}
     assert rollouts[0][1] == how
 
@@ -455,6 +458,24 @@ def test_an_answer_that_failed_in_an_evaluation_is_wrong(monkeypatch):
     assert (row["n"], row["failed"], row["accuracy"]) == ("5", "1", "0.8")
 
 
+def test_every_evaluation_samples_alike_and_as_the_training_does(monkeypatch):
+    calls = spy(monkeypatch, train, "rollouts_of")
+    run("alike", temperature=0.6, every=1, steps=2)
+    found = [given for given, *_ in calls if given[1] == 1]  # one rollout a question
+    assert len(found) == 5  # before, after each step, and the test twice
+    assert {(temperature, seed) for *_, temperature, seed in found} == {(0.6, 1)}
+
+
+def test_the_line_of_the_cost_has_the_time_that_is_left_and_the_modules_shares():
+    output = lambda module, turn, seconds: dict(module=module, turn=turn, seconds=seconds)
+    first = [output("planner", 1, 2.0), output("planner", 2, 1.0), output("judge", 2, 0.5)]
+    other = [output("planner", 1, 2.0), output("judge", 1, 0.5), output("python_coder", 1, 9.0)]
+    rollouts = [SimpleNamespace(outputs=outputs) for outputs in (first, other)]
+    line = "        3.0 minutes are left, at 6 seconds a step (planner 50%, judge 8%)"
+    assert health.cost_line(rollouts, 6.0, 30) == line
+    assert "        3.0 hours are left, at 6 seconds" in health.cost_line(rollouts, 6.0, 1800)
+
+
 def test_advice_names_a_tool_of_which_no_call_worked_and_no_other(capsys):
     step = lambda tool, error: SimpleNamespace(tool=tool, error=error, result="Error: no network")
     steps = [step("web_search", True)] * 5 + [step("python_coder", n < 5) for n in range(6)]
@@ -468,6 +489,9 @@ def test_advice_names_a_tool_of_which_no_call_worked_and_no_other(capsys):
     assert list(health.advice(row, rollouts)) == [why]
     flat = "        all groups are flat: all rollouts of a question have the same reward"
     assert list(health.advice(row | {"flat": 2}, rollouts)) == [why, flat]
+    steps += [SimpleNamespace(tool="", error=True, result="Error: no line 'Tool: ...'")] * 4
+    unread = "        4 of 19 plans could not be parsed, such as: Error: no line 'Tool: ...'"
+    assert list(health.advice(row | {"unreadable": 4}, rollouts)) == [unread, why]
 
 
 def test_the_check_before_the_first_update_names_what_is_outside_its_bounds():
@@ -476,6 +500,7 @@ def test_the_check_before_the_first_update_names_what_is_outside_its_bounds():
     good["web_search_errors"] = 0
     [line] = health.check_lines(good)
     assert "unreadable plans 14% (at most 20%)" in line and "errors: python_coder 50%" in line
+    assert len([*health.check_lines(good | {"reward": 0.85})]) == 2
     bad = {
         "reward": dict(reward=0.05),
         "unreadable plans": dict(unreadable=2),
@@ -659,7 +684,8 @@ def test_a_resumed_run_says_that_the_code_changed_and_refuses_other_data(monkeyp
         "".join(f'{{"question": "{n}?", "answer": {n}}}\n' for n in range(4))
     )
     monkeypatch.setattr(folder, "version", lambda: "old")
-    run("changed", **QUICK | {"data": "mine.jsonl"})
+    Path("passages.jsonl").write_text(passage := '{"title": "Tin", "text": "a metal"}\n')
+    run("changed", **QUICK | {"data": "mine.jsonl", "corpus": "passages.jsonl"})
     monkeypatch.setattr(folder, "version", lambda: "new")
     capsys.readouterr()
     for steps in ("2", "3"):  # it is said once, and stays
@@ -671,6 +697,10 @@ def test_a_resumed_run_says_that_the_code_changed_and_refuses_other_data(monkeyp
         patch.setattr(sys, "argv", ["baselines.py"])  # which exchanges a function of train.py
         refused = command("--resume", "changed", "--steps", "4")
         assert "script has changed since the run began: train.py, baselines.py" in refused
+    Path("passages.jsonl").write_text(passage.replace("metal", "gas"))
+    refused = command("--resume", "changed", "--steps", "4")
+    assert "corpus_digest has changed since the run began" in str(refused)
+    Path("passages.jsonl").write_text(passage)
     with open("mine.jsonl", "a") as file:
         file.write('{"question": "5?", "answer": 5}\n')
     assert "data_digest has changed since the run began" in str(
