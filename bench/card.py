@@ -30,9 +30,10 @@ slow: `cpu` is the share of the wall time that this process computed, `lost` how
 process took its core, `load` that of the whole host.
 
 But for `smollm`, all weights are random, so nothing here says how well a model learns, and `night`
-is a step whose plans cannot be parsed. GB is the peak of what tensors took, plan_GB what
-scale/fit.py expects. A part that fails, or takes longer than its limit, leaves a line that says so,
-and the next one begins.
+is a step whose plans cannot be parsed. Its prompts are shorter than a real night's, since the toy's
+tokens hold whole lines, so its seconds and GB are lower. GB is the peak of what tensors took,
+plan_GB what scale/fit.py expects. A part that fails, or takes longer than its limit, leaves a line
+that says so, and the next one begins.
 """
 
 import argparse
@@ -40,6 +41,7 @@ import copy
 import gc
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -440,12 +442,13 @@ def updates(size, model, reference, optimizer, how):
     settings = dict(temperature=0.7, clip=(0.2, 0.3), beta=0.001, minibatches=1)
     settings |= dict(token_budget=how["token_budget"])
     peak()
+    host_peak()
     for layout in ("trees", "rows", "trees"):
         settings["rows"] = LAYOUTS[layout]
         start = clock()
         found = update(model, reference, optimizer, actions, groups, **settings)
         numbers |= dict(seconds=clock() - start) | peak()
-        numbers["host_GB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+        numbers["host_GB"] = host_peak()
         numbers |= {name: found[name] for name in ("grad_norm", "skipped", "token_budget")}
         yield f"update of {len(actions)} x ({LONG} + {NEW}) tokens, {layout}", numbers
 
@@ -480,6 +483,13 @@ def peak():
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     return dict(GB=taken / 1e9, reserved_GB=reserved / 1e9)
+
+
+def host_peak():
+    """GB that this process took on the host at most since the last call."""
+    status = Path("/proc/self/status").read_text()
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM, the peak, begins anew
+    return int(re.search(r"VmHWM:\s*(\d+)", status)[1]) * 1024 / 1e9
 
 
 def host_memory():

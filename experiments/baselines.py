@@ -112,7 +112,6 @@ def perfect(args):
     engine, tools, made, planner = cast()
     questions = for_flow(made["test"])
     rollouts = solve.roll_out(questions, planner, engine, tools, max_turns=make.MAX_TURNS["test"])
-    args.out.mkdir()
     append(args.out / "questions-0.jsonl", map(record_of, rollouts))
     print(accuracy_line(summary(rollouts), len(questions)))
 
@@ -272,6 +271,7 @@ def main():
     add("--steps", type=int, default=2000, help="of 32 examples")
     add("--seed", type=int, default=0)
     args = parser.parse_args()
+    args.out.mkdir(parents=True)  # FileExistsError: it would be overwritten
     {"sft": sft, "perfect": perfect, "warm": warm}[args.command](args)
 
 

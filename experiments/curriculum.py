@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 from experiments import pretrained
 from experiments.pretrained import RECIPE, flags_of, folder_of, go_on, solved
-from experiments.study import curve_of, put
+from experiments.study import curve_of, put, refuse_mixed
 from flow_grpo import distribution
 from models import local
 from record.flags import TOY
@@ -85,6 +85,8 @@ def main():
     args.folder = folder = folder_of(args.model)
     if not (folder / "warm").exists():
         raise Mistake(f"first run pretrained.py warm --model {args.model}")
+    after = [f"seed {s}, after the stage {name}" for s in range(args.seeds) for name in STAGES]
+    refuse_mixed("curriculum", folder.name, ["warm-started", *after])
     rows, logs = tested("warm-started", folder / "warm", folder / "three-turns-warm", args), []
     for seed in range(args.seeds):
         model = folder / "warm"

@@ -196,6 +196,8 @@ def main():
     add("--notes", type=notes, default={}, metavar="FILE", help=help)
     add("--out", type=Path, help="the page (default: flows.html in the first folder)")
     args = parser.parse_args()
+    if len(args.folders) > 1 and any((each / "rollouts.jsonl").exists() for each in args.folders):
+        parser.error("give one training run, or several folders of solve.py --out")
     sections = sections_of(args.folders, {step for some in args.steps for step in some})
     if not any(groups for _, groups in sections):
         parser.error(f"{args.folders[0]} has no rollouts, or none of these steps")

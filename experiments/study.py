@@ -196,6 +196,7 @@ def checkout(fork):
 
 def run_all(rows, workers):
     """All commands that the rows need, the models first."""
+    version()  # of the code as it is now: it may be edited while a run goes on
     first = {MADE_FIRST[row.table] for row in rows if row.table in MADE_FIRST}
     trainings = {(row.folder, row.train, row.fork) for row in rows if row.train}
     tests = {(row.tested(), row.test()) for row in rows if row.planner is not None}
@@ -241,6 +242,15 @@ def lost_seeds(rows):
 def read(name):
     """The rows of results/NAME.csv; [] if there is none."""
     return rows_of(RESULTS / f"{name}.csv")
+
+
+def refuse_mixed(name, model, planners):
+    """Mistake if results/NAME.csv has planners of this model beside those that a command makes
+    again: another machine or dtype made them, and no table would say so."""
+    before = {row["planner"] for row in read(name) if row["model"] == model}
+    if left := before - {*planners}:
+        cure = "give as many --seeds, or move it away"
+        raise Mistake(f"results/{name}.csv has {min(left)} of {model}, too: {cure}")
 
 
 def put(name, keys, rows):
@@ -296,7 +306,8 @@ def last_shown(steps):
     if not steps:
         return "nothing yet"
     memory = "\n\n".join(Step(**vars(step)).render() for step in steps)
-    return Known(f"\nMemory:\n{memory}").last or "another error"
+    last = Known(f"\nMemory:\n{memory}").last if steps[-1].tool else ""
+    return last or "another error"
 
 
 def new_solutions(trained):
@@ -490,7 +501,8 @@ def main():
     add = parser.add_argument
     help = "tables (default: all)"
     add("--only", nargs="+", choices=[*VERSUS, "rates"], default=list(VERSUS), help=help)
-    add("--seeds", type=int, default=5, help="of each row (default: 5)")
+    some = dict(choices=range(1, 2 + len(T)), metavar="N")
+    add("--seeds", type=int, default=5, help="of each row (default: 5)", **some)
     add("--workers", type=int, default=1, help="runs at a time")
     add("--tables", action="store_true", help="run nothing")
     args = parser.parse_args()

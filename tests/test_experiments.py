@@ -21,6 +21,7 @@ from models.completion import Completion
 from record.compare import permutation
 from record.flags import remembered
 from tools import TOOLS, choose
+from world.mistakes import Mistake
 from world.search import nothing
 
 
@@ -116,6 +117,22 @@ def test_a_study_of_fewer_seeds_does_not_replace_more():
     assert study.lost_seeds(study.all_rows(5)) is None
     assert study.lost_seeds(study.all_rows(7)) is None
     assert study.lost_seeds(study.all_rows(2))
+
+
+def test_planners_of_another_machine_do_not_stay_beside_new_ones():
+    planners = {row["planner"] for row in study.read("pretrained") if row["model"] == "smollm2"}
+    study.refuse_mixed("pretrained", "smollm2", planners | {"seed 7"})
+    study.refuse_mixed("pretrained", "mine", ["warm-started"])
+    with pytest.raises(Mistake, match="has seed 1 of smollm2, too: give as many --seeds, or"):
+        study.refuse_mixed("pretrained", "smollm2", planners - {"seed 1", "seed 2"})
+
+
+def test_a_plan_behind_an_unreadable_one_saw_an_error():
+    page = dict(turn=1, tool="wikipedia_search", sub_goal="Find the code of Oslo", command="c()")
+    page |= dict(result="[1] Oslo: The calling code of Oslo is at https://facts.org/101")
+    steps = [Step(**page), Step(2, "", "", "", "Error: no line 'Tool: ...'", error=True)]
+    assert study.last_shown(steps[:1]) == "address"
+    assert study.last_shown(steps) == "another error" and study.last_shown([]) == "nothing yet"
 
 
 def test_every_command_of_the_study_has_flags_that_exist(tmp_path, monkeypatch):
