@@ -341,6 +341,16 @@ def test_a_row_that_does_not_fit_alone_is_an_error(rows):  # nor do rows that ig
         learn(model, *lesson(), rows=rows)
 
 
+def test_on_several_gpus_no_rank_tries_again_alone():
+    """It would compute more micro-batches than the others, which wait for it for ever."""
+    same = lambda given: given
+    ranks = dict(release=same, gather=same, own_actions=same, even=same)
+    ranks = types.SimpleNamespace(**ranks, sum_gradients=lambda *given: None)
+    learn(small_memory(tiny(), 2, []), *lesson())
+    with pytest.raises(torch.OutOfMemoryError):
+        learn(small_memory(tiny(), 2, []), *lesson(), ranks=ranks)
+
+
 def test_a_step_makes_the_good_rollout_likelier_and_the_bad_one_less_likely():
     good, bad = Action([1, 2, 3], [4, 5, STOP], 0), Action([1, 2, 3], [6, 7, STOP], 1)
     model = tiny()

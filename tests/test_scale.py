@@ -352,6 +352,19 @@ SHAPE = dict(hidden_size=256, intermediate_size=1408, num_attention_heads=4, num
 SHAPE |= dict(num_key_value_heads=2, vocab_size=99)
 
 
+def test_a_container_may_take_less_than_its_host_has(tmp_path, monkeypatch):
+    cpu = torch.device("cpu")
+    files = {"max": "8000000", "current": "5000000", "stat": "anon 1\ninactive_file 3000000\n"}
+    for name, text in files.items():
+        (tmp_path / f"memory.{name}").write_text(text)
+    real = fit.Path
+    moved = lambda path: tmp_path / real(path).name if "cgroup" in str(path) else real(path)
+    monkeypatch.setattr(fit, "Path", moved)
+    assert fit.free_memory(cpu) == (0, 6_000_000)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert fit.free_memory(cpu)[1] > 10**8  # nothing limits it but the host
+
+
 @pytest.mark.parametrize("lora", [False, pytest.param(True, marks=pytest.mark.extras("peft"))])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind, head_dim", [("Qwen2", 64), ("Qwen3", 64), ("Qwen3", 128)])
