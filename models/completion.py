@@ -53,9 +53,8 @@ def outage(error: str) -> bool:
 def servers_down(rollouts: list) -> str:
     """Why a run must stop: an outage hit more than half of the rollouts, or of those that needed
     the judge (if they are four or more: one may be hard to judge). "" if not."""
-    judge = lambda r: r.judged or r.undecided or r.failed.startswith("judge: ")
-    judged = [rollout for rollout in rollouts if judge(rollout)]
-    for some, what in (rollouts, "rollouts"), (judged, "rollouts that needed the judge"):
+    asked = [r for r in rollouts if r.judged or r.undecided or r.failed.startswith("judge: ")]
+    for some, what in (rollouts, "rollouts"), (asked, "rollouts that needed the judge"):
         down = [rollout.failed for rollout in some if outage(rollout.failed)]
         if 2 * len(down) > len(some) and (some is rollouts or len(some) >= 4):
             return printable(f"{len(down)} of {len(some)} {what} were aborted ({down[0]})")
