@@ -70,7 +70,7 @@ TEMPLATE = (
     "<end_of_turn>\n{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
 )
 RUNS = ROOT / "runs" / "pretrained"
-WARM_STEPS, PLANS, CHECKED = 60, 8, 48  # of the warm start; plans of a step, and to check it
+PLANS, CHECKED = 8, 48  # plans of a step of the warm start; plans that are sampled to check it
 CALLS = {"wb": 1, "wp": 1}  # the two kinds of question, see toy/questions.py
 SIZES, VALID = {"train": 340, "test": 120}, 40  # questions; the last 40 of train validate
 HOW = "--max-turns 2 --max-new-tokens 64 --judge none --tools".split() + list(teacher.TOOLS)
@@ -167,13 +167,12 @@ def warm(args):
     adamw = partial(torch.optim.AdamW, lr=1.5e-4, weight_decay=0.0, fused=True)
     optimizer = Masters(dict(engine.model.named_parameters()), adamw)
     plans = blind_plans(400, seed=0)
-    number = args.warm_steps or WARM_STEPS
-    for step in range(1, number + 1):
+    for step in range(1, args.warm_steps + 1):
         # It falls to 0, so that the last few examples do not tip the balance between the tools.
         for group in optimizer.param_groups:
-            group["lr"] = 1.5e-4 * (1 - (step - 1) / number)
+            group["lr"] = 1.5e-4 * (1 - (step - 1) / args.warm_steps)
         loss = imitate(engine, shown(plans, random.Random(step)), optimizer)
-        print(f"warm start {step}/{number} | -log π a token {loss:.3f}", flush=True)
+        print(f"warm start {step}/{args.warm_steps} | -log π a token {loss:.3f}", flush=True)
     torch.manual_seed(0)
     prompts = [prompt for prompt, _ in random.Random(0).sample(blind_plans(100, seed=1), CHECKED)]
     tools = choose(list(teacher.TOOLS), f"{TOY}/corpus.jsonl")
@@ -218,8 +217,6 @@ def everything(args):
     refuse_mixed("pretrained", folder.name, ["warm-started", *seeds, "perfect plans"])
     if not (folder / "warm").exists():
         warm(args)
-    elif args.warm_steps:
-        raise Mistake(f"{folder / 'warm'} is there: delete {folder}, or leave out --warm-steps")
     write_questions(folder)
     how = flags_of(args)
     planners = {"warm-started": folder / "warm"}
@@ -300,7 +297,7 @@ def main():
     add("command", choices=["all", "warm"], help="or train, with the flags of train.py")
     add("--model", default="smollm2", help="smollm2, gemma3, or a folder or hub name")
     add("--seeds", type=int, default=1, help="of Flow-GRPO (default: 1)")
-    add("--warm-steps", type=int, help=f"of the warm start (default: {WARM_STEPS})")
+    add("--warm-steps", type=int, default=60, help="of the warm start (default: 60)")
     add("--steps", type=int, default=60, help="of Flow-GRPO (default: 60)")
     add("--device", help="cuda, mps or cpu (default: the first there is)")
     add("--dtype", help="float32 or bfloat16 (default: bfloat16 on cuda, float32 elsewhere)")
