@@ -108,11 +108,13 @@ class Masters:
             if kinds != wanted:
                 raise ValueError(f"the moments of {name} are {kinds}, not {wanted}")
             master.copy_(state.get("master", master))
-            moments = {key: value for key, value in state.items() if key != "master"}
-            # contiguous: the elements of a foreign tensor may share their memory. A copy: they may
-            # be in a file
-            moments = {k: v.contiguous().to(master.device, copy=True) for k, v in moments.items()}
-            self.optimizers[name].state[master] = moments
+            self.optimizers[name].state[master] = {
+                # contiguous: the elements of a foreign tensor may share their memory. A copy: they
+                # may be in a file
+                key: value.contiguous().to(master.device, copy=True)
+                for key, value in state.items()
+                if key != "master"
+            }
 
     def kinds_of(self, name):
         """{"exp_avg": (dtype, shape), ...}: a weight's state as a first step would make it. It is
@@ -140,8 +142,7 @@ class Masters:
     def is_own(self, name):
         """Is this weight its own master? (Their addresses would not say: parts of a sharded weight
         may be empty.)"""
-        master, weight = self.masters[name], on_this_rank(self.weights[name])
-        return (master.dtype, master.device) == (weight.dtype, weight.device)
+        return not self.crosses(name) and self.masters[name].dtype == self.weights[name].dtype
 
 
 def on_this_rank(tensor):
