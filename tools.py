@@ -219,7 +219,7 @@ def run_tool(function, name, arguments):
     start = time.perf_counter()
     try:
         result = function(**arguments)
-        text = "Error: no result" if result is None else str(result)
+        text = "Error: no result" if result is None else services.without_whole_keys(str(result))
     except services.ServiceError as why:
         text = f"Error: {why}"
     except (Exception, SystemExit) as why:  # a bug in a tool is shown to the planner, too
@@ -231,7 +231,7 @@ def run_tool(function, name, arguments):
 def result_of(text, seconds, tokens=0, written=0):
     """The Result of a call that has finished. (If python_coder's program prints "Error: ...", that
     counts as an error, too.)"""
-    error, text = text.startswith("Error:"), services.without_whole_keys(text)
+    error = text.startswith("Error:")
     return Result(truncate(text, RESULT_BUDGET), error, seconds, tokens, written)
 
 
