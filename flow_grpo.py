@@ -99,7 +99,7 @@ class Action:
     rollout: int  # the number of its rollout, 0 .. N-1
     A: float = 0.0  # its advantage: the A_i of its rollout
     turn: int = 0  # t, here from 0 on: for advantages that differ from turn to turn
-    # filled in during an update, on a copy; logp_old stays as given: a plan of an older policy
+    # update() fills these in, on copies; a logp_old that is set, of an older policy's plan, is kept
     weight: float = 0.0  # the weight of each of its tokens: token_weight()
     logp_old: Tensor | None = None  # log π_θold of ids, (|a|,)
 
@@ -132,8 +132,8 @@ def advantages(rewards: Sequence[float], groups: Sequence[int]) -> tuple[Tensor,
     divide by the std of all rewards, or by nothing. Strictly, a baseline must not contain R_i: R_i
     should be compared with the mean of the n - 1 *others*. But R_i - mean of the others = n / (n -
     1) (R_i - mean of all): only a constant factor, if all groups have n rollouts. The difference
-    from the others, without the division by the standard deviation, is RLOO (leave-one-out):
-    rloo.diff in experiments/forks/.
+    from the others, without the division by the standard deviation, is RLOO (leave-one-out).
+    rloo.diff in experiments/forks/ is the whole of it: without the ratio, the clip and both means.
     """
     R = torch.as_tensor(rewards, dtype=torch.float32)                   # (N,)
     groups = torch.as_tensor(groups)                                    # (N,)

@@ -141,9 +141,10 @@ def shown(plans, rng):
 
 
 def imitate(engine, examples, optimizer):
-    """One step of supervised learning: -log π a token before it.
+    """One step of supervised learning -> the mean -log π of a token, before it.
 
-    At ρ = 1 the gradient of Flow-GRPO's objective with A = 1 is that of the log-likelihood."""
+    At ρ = 1 the gradient of Flow-GRPO's objective with A = 1 is that of the log-likelihood: of its
+    mean over the tokens of a text, the texts of a prompt, and the prompts."""
     actions = [
         Action(engine.chat.encode(prompt), teacher.ids_of(engine, text), n, A=1.0)
         for n, (prompt, texts) in enumerate(examples)
