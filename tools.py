@@ -9,9 +9,10 @@ planner and the executor read. run_calls() runs the calls of all rollouts in a t
 
 A result that starts with "Error:" is an *error*, whether the model made the mistake (no such
 argument) or the world did (a missing page). The planner reads it in memory, and may try something
-else. So it is if base_generator's query is too long; if its language model gives no completion for
-another reason, that is a *failure* (Result.failed), which ends the rollout (solve.py)."""
+else. A query that is too long for base_generator is an error, too. If its language model gives no
+completion for another reason, that is a *failure* (Result.failed), which ends the rollout."""
 
+import inspect
 import os
 import time
 from collections.abc import Callable
@@ -47,6 +48,7 @@ class Tool:
     def __post_init__(self):
         if self.run is None and list(self.arguments) != ["query"]:
             raise ValueError("a tool without a function, for the language model, takes 'query'")
+        services.KEYS.update(self.needs)  # to be hidden
 
 
 # To add a tool, write one function and one entry. The function
@@ -219,6 +221,8 @@ def run_tool(function, name, arguments):
     start = time.perf_counter()
     try:
         result = function(**arguments)
+        if inspect.isawaitable(result) or inspect.isgenerator(result):
+            raise TypeError(f"it returned a {type(result).__name__}, not a string")
         text = "Error: no result" if result is None else services.without_whole_keys(str(result))
     except services.ServiceError as why:
         text = f"Error: {why}"

@@ -91,29 +91,39 @@ def test_what_a_function_does_wrong_is_an_error_that_the_planner_reads():
     def broken(query):
         if query == "nothing":
             return None
+        if query == "a part":
+            return (part for part in "it")
         raise {"down": services.ServiceError("no network"), "exit": SystemExit("no licence")}[query]
 
-    found = results(
-        {"it": tool(broken)}, *(("it", text) for text in ("nothing", "down", "exit", "?"))
-    )
+    async def later(query):
+        return query
+
+    texts = "nothing", "a part", "down", "exit", "?"
+    found = results({"it": tool(broken)}, *(("it", text) for text in texts))
+    with pytest.warns(RuntimeWarning, match="never awaited"):
+        found += results({"it": tool(later)}, ("it", "x"))
     assert all(result.error and not result.failed for result in found)
     assert [result.text for result in found] == [
         "Error: no result",
+        "Error: it failed: TypeError: it returned a generator, not a string",
         "Error: no network",
         "Error: it failed: SystemExit: no licence",
         "Error: it failed: KeyError: '?'",
+        "Error: it failed: TypeError: it returned a coroutine, not a string",
     ]
 
 
 def test_no_tool_of_yours_shows_a_key_to_a_model(monkeypatch):
-    monkeypatch.setenv("MINE_KEY", "0123456789abcdef")
+    monkeypatch.setattr(services, "KEYS", set())
+    monkeypatch.setenv("MINE_ID", "0123456789abcdef")
 
     def mine(query):
         if query == "down":
             raise OSError("cannot reach https://mine.org/?key=0123456789ab...")
         return "It got the key 0123456789abcdef."
 
-    found = results({"it": tool(mine)}, ("it", "down"), ("it", "up"))
+    box = {"it": tool(mine, needs=("MINE_ID",))}  # of whose name nothing says that it is a key
+    found = results(box, ("it", "down"), ("it", "up"))
     texts = [
         "Error: it failed: OSError: cannot reach https://mine.org/?key=***",
         "It got the key ***.",

@@ -50,6 +50,9 @@ class ServiceError(Exception):
 
 
 # ------------------------------------------------------------------------------------------- keys
+KEYS = set()  # environment variables that are keys, whatever their name: what the tools need
+
+
 def without_keys(text):
     """An error's text with `***` for each key of the environment, also as URLs, JSON and HTML write
     it. 8 characters of a key are enough: a service may quote a part of it."""
@@ -71,7 +74,8 @@ def forms_of_keys(shortest):
     forms = set()
     for name, key in os.environ.items():
         # TOKENIZERS_PARALLELISM is "false"
-        if re.search("KEY|TOKEN(?!IZERS)|SECRET|PASSWORD", name, re.I) and len(key) >= shortest:
+        is_key = name in KEYS or re.search("KEY|TOKEN(?!IZERS)|SECRET|PASSWORD", name, re.I)
+        if is_key and len(key) >= shortest:
             forms |= {key, quote(key, safe=""), quote_plus(key), html.escape(key)}
             forms |= {json.dumps(key)[1:-1], key.replace("/", "\\/")}
     return forms
