@@ -14,6 +14,7 @@ from models.chat import after_thinking
 from planner import Unparsed, describe
 from world.text import indented
 
+# Tags: add them to OURS in models/chat.py (generator.py says why)
 PROMPT = """\
 You turn one planned step into one call of one tool. \
 Write the call and nothing else: the tool's name with literal arguments,

@@ -24,7 +24,8 @@ from world.text import indented, show_analysis
 # indented(text)            two spaces before each line but the first: none looks like our labels
 # show_analysis(text)       the analysis, with its lines indented for the same reason
 
-# Filled in with str.format(): for a literal brace, write {{ or }}
+# Filled in with str.format(): for a literal brace, write {{ or }}. Tags: add them to OURS in
+# models/chat.py, or the model may read "< goal_1>" instead of "<goal_1>".
 PROMPT = """\
 You are the planner of a small team that answers a question step by step. \
 For each step that you plan, an executor calls one tool.

@@ -98,7 +98,7 @@ def train(args):
         checkpoints.add_rollouts(Path(args.out, "rollouts.jsonl"), step, rollouts)
         say(line_of(row, args.steps, *seconds))
         if first:
-            say(cost_line(rollouts, sum(seconds), args.steps - step))
+            say(cost_line(rollouts, sum(seconds), args.steps - step, cast[2]))
 
         ending = sharded.any_rank(SIGNALS)  # the same on all GPUs
         late = sharded.any_rank(args.minutes and time.monotonic() - saved > 60 * args.minutes)
@@ -147,6 +147,8 @@ def rollouts_of(questions, copies, args, cast, temperature, seed):
         max_new_tokens=args.max_new_tokens,
         trained=TRAINED,
     )
+    for rollout in rollouts:  # graded, so their tools' connections, say, need not go to other GPUs
+        rollout.state = {}
     return sharded.together(rollouts, copies)
 
 

@@ -17,6 +17,7 @@ from models.chat import after_thinking
 from planner import describe_all
 from world.text import indented, show_analysis
 
+# Tags: add them to OURS in models/chat.py (generator.py says why)
 PROMPT = """\
 You check the work of a small team that answers a question step by step. \
 Decide whether its memory holds all that the answer needs.

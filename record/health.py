@@ -9,8 +9,6 @@ from collections import Counter
 from record.metrics import summary
 from world.text import printable, truncate
 
-MODULES = "analysis planner executor verifier generator judge".split()  # timed by the batch
-
 
 def log_row(step, rollouts, usable, groups, flat, tools):
     """The row of log.csv, without the metrics of the update. usable: the rollouts with an outcome;
@@ -90,12 +88,12 @@ def check_lines(row):
         yield f"        outside its bounds: {', '.join(outside)}; {cure}"
 
 
-def cost_line(rollouts, seconds, steps):
+def cost_line(rollouts, seconds, steps, tools):
     """How long the run will take, and which modules take it. steps: that are left, of so many
     seconds each."""
     spent = {}  # {(module, turn): the seconds of its batch}; the judge has one batch
     for output in (output for rollout in rollouts for output in rollout.outputs):
-        if output["module"] in MODULES:
+        if output["module"] not in tools:  # whose calls are timed one by one
             turn = 0 if output["module"] == "judge" else output["turn"]
             spent[output["module"], turn] = output["seconds"]
     modules = Counter()

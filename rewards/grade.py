@@ -32,6 +32,9 @@ def reward(rollout):
 
         rollout.right * (1 - 0.05 * (len(rollout.plans) - 1))
 
+    Keep nothing between calls, such as a running mean: evaluations call it, too, and each GPU for
+    its own rollouts. Do that in train.py's one_step().
+
     Beware: where the rewards of a group differ only by such a cost, its size cancels out, because
     eq. 7 divides by their standard deviation. docs/use.md, "Grading", has an example.
     """

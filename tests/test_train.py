@@ -9,12 +9,14 @@ import importlib
 import json
 import math
 import os
+import pickle
 import random
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -466,14 +468,25 @@ def test_every_evaluation_samples_alike_and_as_the_training_does(monkeypatch):
     assert {(temperature, seed) for *_, temperature, seed in found} == {(0.6, 1)}
 
 
+def test_what_a_stateful_tool_keeps_is_not_sent_to_the_other_gpus(monkeypatch):
+    rollout = SimpleNamespace(state={"connection": threading.Lock()})
+    monkeypatch.setattr(solve, "roll_out", lambda *own, **how: [rollout])
+    monkeypatch.setattr(train.sharded, "together", lambda results, copies: pickle.dumps(results))
+    args = SimpleNamespace(max_turns=1, max_new_tokens=1)
+    [sent] = pickle.loads(train.rollouts_of([None], 1, args, (), 1.0, 0))
+    assert sent.state == {}
+
+
 def test_the_line_of_the_cost_has_the_time_that_is_left_and_the_modules_shares():
     output = lambda module, turn, seconds: dict(module=module, turn=turn, seconds=seconds)
     first = [output("planner", 1, 2.0), output("planner", 2, 1.0), output("judge", 2, 0.5)]
     other = [output("planner", 1, 2.0), output("judge", 1, 0.5), output("python_coder", 1, 9.0)]
     rollouts = [SimpleNamespace(outputs=outputs) for outputs in (first, other)]
     line = "        3.0 minutes are left, at 6 seconds a step (planner 50%, judge 8%)"
-    assert health.cost_line(rollouts, 6.0, 30) == line
-    assert "        3.0 hours are left, at 6 seconds" in health.cost_line(rollouts, 6.0, 1800)
+    of = lambda steps: health.cost_line(rollouts, 6.0, steps, TOOLS)
+    assert of(30) == line and "        3.0 hours are left, at 6 seconds" in of(1800)
+    first.append(output("critic", 1, 3.5))  # a module that a fork has added
+    assert "(critic 58%, planner 50%, judge 8%)" in of(30)
 
 
 def test_advice_names_a_tool_of_which_no_call_worked_and_no_other(capsys):
