@@ -77,8 +77,10 @@ class Server:
         key = os.environ.get("OPENAI_API_KEY") if local or parts.scheme == "https" else None
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.refused, self.lock = set(), threading.Lock()  # refused: some of REFUSABLE
-        # In words: the longest prompt that was read whole, the shortest that was cut
-        self.longest_whole, self.shortest_cut = 0, math.inf
+        # The longest prompt that was read whole, in words and tokens (any server reads 1,000), the
+        # shortest that was cut, in words, and what is left of one, in tokens
+        self.longest_whole, self.most_tokens, self.shortest_cut, self.left = 0, 1000, math.inf, None
+        self.asking = threading.Lock()  # whether a prompt was cut
         self.session = services.session(tries=6)
         self.session.trust_env = not local  # a proxy would see the key, and this machine needs none
         self.name = name or self.only_model()
@@ -153,26 +155,39 @@ class Server:
     def is_whole(self, data, sent, post):
         """Did the server read all of the prompt? data: its answer to `sent`, which `post` sends.
 
-        A word has at least one token. A server that counts fewer has cut the prompt, or does not
-        count the tokens in its cache (Ollama and others). So the prompt is sent once more, behind a
-        word that is in no cache. This is rare: prompts with no more words than a whole one are
-        whole, and those with no fewer words than a cut one are cut.
+        A server that cuts prompts counts what is left, so a longer one has no more tokens. So the
+        prompt is sent twice more, behind one word and behind 65, which are in no cache. This is
+        rare: only if the server counts more tokens than of any whole prompt, or fewer than words (a
+        word has at least one). The latter may also mean that it does not count the tokens in its
+        cache (Ollama and others): then the words decide, once a prompt with no fewer was whole, or
+        one with no more was cut.
         """
         prompt, tokens = sent["messages"][0]["content"], count(data, "usage", "prompt_tokens")
         words = len(WORD.findall(prompt))
-        if tokens and tokens < words and self.longest_whole < words < self.shortest_cut:
-            uncached = {"role": "user", "content": f"{os.urandom(4).hex()} {prompt}"}
-            _, data = post(sent | {"messages": [uncached]})
-            tokens = count(data, "usage", "prompt_tokens")
-            # Some servers count the tokens in the cache apart
-            cached = count(data, "usage", "prompt_tokens_details", "cached_tokens")
-            tokens = tokens and tokens + (cached or 0)
-        with self.lock:
-            if tokens and tokens >= words:
+        whole = lambda: words <= tokens <= self.most_tokens or tokens < words <= self.longest_whole
+        if not tokens or whole():
+            return True
+        with self.asking:  # one at a time: most prompts are known by then
+            cut = words >= self.shortest_cut if tokens < words else tokens == self.left
+            if whole() or cut:
+                return whole()
+            counts = []
+            for more in (1, 65):
+                uncached = " ".join(os.urandom(4).hex() for _ in range(more))
+                longer = {"role": "user", "content": f"{uncached} {prompt}"}
+                try:
+                    _, data = post(sent | {"messages": [longer]})
+                except services.ServiceError as why:
+                    if self.error(why) != TOO_LONG:
+                        raise
+                    return True  # this server refuses what it cannot read
+                counts.append(count(data, "usage", "prompt_tokens") or 0)
+            if words < counts[0] <= counts[1] - 64:
                 self.longest_whole = max(self.longest_whole, words)
-            elif tokens and words > self.longest_whole:
-                self.shortest_cut = min(self.shortest_cut, words)
-        return not tokens or tokens >= words or words <= self.longest_whole
+                self.most_tokens = max(self.most_tokens, counts[0])
+                return True
+            self.shortest_cut, self.left = min(self.shortest_cut, words), max(tokens, counts[0])
+            return False
 
     def remember(self, refused):
         """Do without these fields from now on. The user is told once."""

@@ -314,14 +314,15 @@ def test_a_word_has_at_least_one_token_in_any_script():
     assert len(WORD.findall("京都は日本の都市です。")) == 2
 
 
-def of_a_cache(counts, context=10**9):
-    """A reply that counts a token a word, of `context` words at most: the last ones.
+def of_a_cache(counts, context=10**9, rate=1):
+    """A reply that counts `rate` tokens a word, of `context` tokens at most: the last ones.
 
     counts: "all" tokens, "new" ones, which no earlier prompt began with, or those "apart"."""
     seen, lock = [[]], threading.Lock()
 
     def reply(body, turn):
-        tokens = ["<s>", *body["messages"][0]["content"].split()]
+        words = body["messages"][0]["content"].split()
+        tokens = ["<s>", *(f"{word} {part}" for word in words for part in range(rate))]
         tokens = tokens[:1] + tokens[1:][-context:]
         with lock:
             cached = max(len(os.path.commonprefix([tokens, other])) for other in seen)
@@ -358,19 +359,33 @@ def test_a_cut_prompt_is_too_long_whether_or_not_the_cache_is_counted(server, co
             assert [c.error for c in engine(prompts)] == expected
 
 
-def test_one_second_request_is_enough_and_a_longer_context_needs_none(server):
+def test_two_more_requests_are_enough_and_a_longer_context_is_noticed(server):
     server.reply, engine = of_a_cache("all", context=500), Server(server.url)
     assert [engine([TOOLSET * n])[0].error for n in (5, 5, 6)] == [TOO_LONG] * 3
-    assert len(server.asked) == 1 + 3
+    assert len(server.asked) == 2 + 3
     server.reply = of_a_cache("all")
-    assert [engine([TOOLSET * n])[0].error for n in (6, 5)] == [""] * 2 and len(server.asked) == 6
+    assert [engine([TOOLSET * n])[0].error for n in (6, 5)] == [""] * 2 and len(server.asked) == 9
 
 
-def test_tokens_that_a_server_counts_apart_are_part_of_the_prompt(server):
-    details = {"prompt_tokens_details": {"cached_tokens": 300}}
-    server.reply = replies(answer("42", prompt_tokens=7, **details))
-    short, long = Server(server.url, at_once=1)([TOOLSET, TOOLSET * 3])
-    assert (short.text, short.error) == ("42", "") and long.error == TOO_LONG
+@pytest.mark.parametrize("counts", ["new", "apart", "all"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_cut_prompt_with_more_tokens_than_words_is_too_long_too(server, counts, order):
+    server.reply = of_a_cache(counts, context=3000, rate=2)
+    prompts = [text * times for times in (4, 6) for text in PROMPTS][::order]
+    fits = [2 * len(prompt.split()) < 3000 for prompt in prompts]
+    assert set(fits) == {True, False} and max(len(prompt.split()) for prompt in prompts) < 3000
+    engine = Server(server.url)
+    assert [c.error for c in engine(prompts)] == ["" if fit else TOO_LONG for fit in fits]
+    assert len(server.asked) <= 16 + 2 * (4 if counts == "all" else 16)
+
+
+def test_a_server_that_refuses_what_is_too_long_cuts_nothing(server):
+    refusal = 400, {"error": {"message": "the request exceeds the available context size"}}
+    full = lambda body: len(body["messages"][0]["content"].split()) > 1240
+    count = of_a_cache("all")
+    server.reply = lambda body, turn: refusal if full(body) else count(body, turn)
+    completions = Server(server.url)([TOOLSET * 6, TOOLSET * 7])
+    assert [c.error for c in completions] == ["", TOO_LONG] and len(server.asked) == 2 + 2
 
 
 # ---- addresses and keys
