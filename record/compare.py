@@ -8,7 +8,8 @@
 Most questions are easy for both planners or hard for both. They say nothing about which planner is
 better, but they widen the interval of each accuracy. So the planners are compared in pairs: only
 the questions on which they differ count. A question without an outcome (failed, undecided) counts
-as not right. Several trials of a question count as one, by the share that was right.
+as not right. Several trials of a question count as one, by the share that was right. If one side
+has more trials or seeds than the other, the test of these questions leaves out the surplus.
 
 A side may also be several folders, one for each seed: solve.py --compare 'runs/mine-seed*' ... All
 this then says something about these very planners. Whether other seeds would differ as much, only
@@ -63,7 +64,8 @@ def compare(a, b, out=None):
         lines += ["", name, *statistics(*sides)]
         if max(map(len, folders)) > 1:
             lines.append(seeds_line(*each, names if name == "all" else [name]))
-    rows = [question_row(name, *pair) for name in names for pair in zip(*sets[name], strict=True)]
+    evened = {name: as_many(*sets[name]) for name in names}
+    rows = [question_row(name, *pair) for name in names for pair in zip(*evened[name], strict=True)]
     rows = [row for row in rows if row["right"][0] != row["right"][1]]
     for letter in "AB":
         better = [row for row in rows if (row["right"][0] > row["right"][1]) == (letter == "A")]
@@ -139,13 +141,23 @@ def statistics(first, second):
         metrics = summary([rollout for trials in questions for rollout in trials])
         metrics["accuracy"] = fmean(map(right, questions))  # if some sets have more trials
         yield f"{name}  {accuracy_line(metrics, len(questions))}"
-    several = max(map(len, first + second)) > 1
-    what, test = ("more often", "exact sign test") if several else ("alone", "exact McNemar")
-    shares = list(map(right, first)), list(map(right, second))
-    lost, won, p = mcnemar(*shares)
-    gain, low, high = (100 * value for value in difference(*shares))
-    yield f"questions that differ: A {what} right {lost}, B {what} right {won}, {test} p = {p:.2g}"
+    fewer = as_many(first, second)
+    most = max(map(len, fewer[0]))
+    what, test = ("more often", "exact sign test") if most > 1 else ("alone", "exact McNemar")
+    shares = lambda sides: [list(map(right, side)) for side in sides]
+    lost, won, p = mcnemar(*shares(fewer))
+    gain, low, high = (100 * value for value in difference(*shares((first, second))))
+    part = "" if fewer == [first, second] else f", in trials 1 to {most} of both"
+    found = f"A {what} right {lost}, B {what} right {won}, {test} p = {p:.2g}"
+    yield f"questions that differ{part}: {found}"
     yield f"B - A: {gain:+.1f} points, 95 % interval {low:+.1f} to {high:+.1f} (Newcombe's, paired)"
+
+
+def as_many(first, second):
+    """Both without the surplus trials of one. Of equal planners, one that is mostly right is more
+    often all right in one trial than in five: this would be no coin toss."""
+    pairs = [(a[: len(b)], b[: len(a)]) for a, b in zip(first, second, strict=True)]
+    return [list(side) for side in zip(*pairs, strict=True)]
 
 
 def right(trials):

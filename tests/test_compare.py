@@ -1,6 +1,7 @@
 """Two folders of answers are compared question by question, with the statistics of pairs."""
 
 import json
+import random
 
 import pytest
 
@@ -111,11 +112,25 @@ def test_more_trials_add_no_questions_and_count_by_the_share_that_was_right(tmp_
     one = compare(folder(tmp_path / "a", once), folder(tmp_path / "b", other))
     three = compare(folder(tmp_path / "a3", *[once] * 3), folder(tmp_path / "b2", *[other] * 2))
     sign_test = "A more often right 1, B more often right 3, exact sign test p = 0.62"
-    assert f"questions that differ: {sign_test}" in three and one[-1] == three[-1]
+    assert f"questions that differ, in trials 1 to 2 of both: {sign_test}" in three
+    assert one[-1] == three[-1]
     assert [line for line in one if line.startswith("B - A")][0] in three
     half = compare(folder(tmp_path / "c", [1, 1], [0, 1]), folder(tmp_path / "d", [1, 1]))
     assert any(line.startswith("A  accuracy 0.750") for line in half)
     assert any(line.startswith("B - A: +25.0 points") for line in half)
+
+
+def test_the_test_of_questions_gives_one_seed_no_advantage_over_five(tmp_path):
+    dice = random.Random(0)
+    for n in range(6):  # planners that are equally good
+        folder(tmp_path / f"p{n}", [dice.random() < 0.9 for _ in range(300)])
+    lines = compare(tmp_path / "p0", [tmp_path / f"p{n}" for n in range(1, 6)])
+    [line] = [line for line in lines if line.startswith("questions that differ")]
+    assert line.startswith("questions that differ, in trials 1 to 1 of both: A alone right ")
+    assert float(line.rpartition(" ")[2]) > 0.05
+    [gain] = [line for line in lines if line.startswith("B - A")]
+    first = compare(tmp_path / "p0", tmp_path / "p1")
+    assert line.partition(": ")[2] in "\n".join(first) and gain not in first  # that is of all
 
 
 def test_seeds_of_a_side_are_pooled_by_question_and_counted_as_blocks(tmp_path):
