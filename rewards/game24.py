@@ -34,13 +34,16 @@ OPERATORS = {ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.Div: truediv, ast.Ma
 def game_of_24(numbers, response):
     """True for a solution, False for what certainly is none, None for what cannot be read.
 
-    (1, 2, 3, 4):  "(1+2+3)×4", "4(1+2+3) = 6*4 = 24" -> True;  "4*6", "1+2+3+4", "24" -> False
+    (1, 2, 3, 4):  "(1+2+3)×4", "4(1+2+3) = 6*4 = 24" -> True
+        "4*6", "1+2+3+4", "24", "1, 2, 3, 4" -> False
         "1*2*3*4 or 4!", "99**98**97", "1*2*3*4 = 25" (which side is meant?) -> None
     """
     text = undressed(LABEL.sub("", undressed(response)))
     for pattern, plain in EQUATION:
         text = re.sub(pattern, plain, text.strip())
     text = text.translate(SIGNS)
+    if re.fullmatch(r"[0-9,;()= ]+", text) and not PRODUCT.search(text):
+        return False  # numbers alone
     if not numbers or not re.fullmatch(r"[0-9+\-*/()= ]{1,200}", text):  # also limits the depth
         return None
     try:

@@ -49,6 +49,8 @@ VERDICT = re.compile(r"[\s*_`#]*Verdict[\s*_`]*:[\s*_`]*(True|False)[\s*_`.]*", 
 def prompt(question, response):
     """The judge's prompt. response: the final answer alone."""
     golds = indented(" or ".join(dict.fromkeys([question.answer, *question.aliases])))
+    if question.kind == "gameof24":  # the gold may be the numbers alone
+        golds = f"an expression of value 24 with the same numbers as {golds}"
     choices = (f"{chr(65 + i)}) {indented(choice)}" for i, choice in enumerate(question.choices))
     text = indented("\n".join([question.question, *choices]))
     return PROMPT.format(question=text, answer=golds, response=quoted(response))

@@ -80,6 +80,14 @@ HOSTILE += ["10^" + "9" * 500, "1/" + "9" * 500, "\u202e26", "the " * 480, "1" +
 HOSTILE += ["1" + "\n" * 1900 + "2"]
 
 
+@pytest.mark.parametrize("text", ["1 1 1 8", "1, 1, 1, 8", "[1, 1, 1, 8]", "1 1 1 8 = 24"])
+def test_numbers_alone_are_no_solution_and_no_reference_of_the_judge(text):
+    game = Question("1 1 1 8", "1 1 1 8", aliases=("(1+1+1)*8",), kind="gameof24")
+    assert decide(game, text) is False and decide(game, "8(1+1+1)") is True
+    reference = "an expression of value 24 with the same numbers as 1 1 1 8 or (1+1+1)*8"
+    assert f"Reference answer: {reference}\n" in judge.prompt(game, text)
+
+
 def test_an_answer_that_looks_like_another_is_not_right_and_some_letters_are_no_labels():
     assert decide(Question("?", "26"), "\u202e26") is not True  # one sees 62
     assert decide(Question("?", "B", choices=("A. Smith", "Bob")), "B") is True
