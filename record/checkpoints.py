@@ -150,9 +150,12 @@ def forget_old(out, keep):
 
 def mark_best(out, keep):
     """Let `best` point to the checkpoint with the highest accuracy on --valid, of equals the first.
-    There is none while the untrained planner, of step 0, has not been beaten."""
+    There is none while the untrained planner, of step 0, has not been beaten. (One that was deleted
+    for a later one, which was damaged since, is gone.)"""
     rows = [row for row in rows_of(Path(out, "evals.csv")) if row["questions"] == "valid"]
     accuracy = {int(row["step"]): float(row["accuracy"]) for row in rows}
+    there = {0, *map(step_of, step_folders(out))}
+    accuracy = {step: value for step, value in accuracy.items() if step in there}
     step = max(accuracy, key=accuracy.get, default=0)
     if sharded.RANK == 0 and step:
         beside = Path(out, "best.new")

@@ -246,6 +246,16 @@ def test_best_is_a_link_to_the_checkpoint_that_beats_the_untrained_and_all_befor
         assert not (run("none", **QUICK | {"valid": "valid.jsonl"}) / "best").exists()
 
 
+def test_a_checkpoint_that_is_gone_is_not_the_best(tmp_path):
+    values = {0: 0.1, 10: 0.6, 20: 0.5, 30: 0.55}
+    lines = [f"{step},valid,{value}\n" for step, value in values.items()]
+    (tmp_path / "evals.csv").write_text("step,questions,accuracy\n" + "".join(lines))
+    for step in (20, 30):
+        (tmp_path / f"step-{step}").mkdir()
+    checkpoints.mark_best(tmp_path, keep=None)
+    assert best(tmp_path) == "step-30"
+
+
 def test_minutes_save_between_evaluations_and_a_run_begins_with_a_checkpoint(monkeypatch, capsys):
     now, update = [0.0], train.update
 
