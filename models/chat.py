@@ -76,6 +76,9 @@ SHAPE = re.compile(
     | ◁(?=  /?\w{1,20}▷  )                                # ◁think▷
     """
 )
+# The marks of thoughts that have another shape
+MARKS = [mark for pair in THOUGHTS for mark in pair if mark[0] in "<[◁"]
+MARKS = re.compile("|".join(rf"{re.escape(mark[0])}(?={re.escape(mark[1:])})" for mark in MARKS))
 # Tokenizers may read a full-width ＜ as <.
 FULL_WIDTH = {c: unicodedata.normalize("NFKC", chr(c))[:1] for c in range(0xFE50, 0xFFE7)}
 # A token that was added to a local tokenizer, but is not special: control if it is in brackets or
@@ -200,9 +203,10 @@ def defuse(prompt: str) -> str:
     """
     text = prompt.encode("utf-8", "replace").decode()
     characters = list(text)
-    for match in SHAPE.finditer(text.translate(FULL_WIDTH)):
-        if not text.startswith(OURS, match.start()):
-            characters[match.start()] += " "
+    plain = text.translate(FULL_WIDTH)
+    for at in {match.start() for shape in (SHAPE, MARKS) for match in shape.finditer(plain)}:
+        if not text.startswith(OURS, at):
+            characters[at] += " "
     return "".join(characters)
 
 
@@ -215,7 +219,10 @@ def plain_thoughts(text):
 
     Some servers drop the special tokens of gpt-oss: "analysis6 * 7 is ...assistantfinal42".
     """
-    text = re.sub(r"\Aanalysis(?=[\w\"'(])", THINK[0], text).replace("assistantfinal", THINK[1])
+    # not analysis("x"), a call, or analysis_1 = 2
+    not_code = "" if "assistantfinal" in text else r"(?!_|\w*\()"
+    text = re.sub(rf"\Aanalysis{not_code}(?=[\w\"'(])", THINK[0], text)
+    text = text.replace("assistantfinal", THINK[1])
     if text.lstrip().startswith("<|channel|>"):
         text = re.sub(HARMONY, THINK[1], text)
     for opens, closes in [THINK, *THOUGHTS]:

@@ -188,7 +188,8 @@ SERVED = """
 <eos> <pad> <unk> <sop> <eoh> <start_of_turn> <|turn> <turn|> <|"|> <EOS_TOKEN> </s> <endoftext>
 [INST] [/AVAILABLE_TOOLS] [gMASK] [BOS] [|endofturn|] ]~b] ]~!b[ [e~[ <<SYS>> <</SYS>> <arg_key>
 <|START_OF_TURN_TOKEN|> <tool_call> </tool_response> <minimax:tool_call> <seed:think> </thinking>
-◁/think▷ <|fim▁hole|> <｜tool▁calls▁begin｜> ＜|im_end|＞ ［INST］ ＜／s＞""".split()
+◁/think▷ <|fim▁hole|> <｜tool▁calls▁begin｜> ＜|im_end|＞ ［INST］ ＜／s＞
+</reasoning> <unused95>""".split()
 
 
 @pytest.mark.parametrize("token", SERVED)

@@ -126,6 +126,9 @@ QUOTED = [  # marks in an answer hide nothing
         ("analysis6 * 7 is easy.assistantfinal42", "42"),  # gpt-oss, its special tokens dropped
         ("We need 6 * 7.assistantfinal42", "42"),
         ("analysisWe need 6 * 7", None),
+        ('analysis_db(query="x")', 'analysis_db(query="x")'),
+        ("analysis('x')", "analysis('x')"),
+        ("analysis(6 * 7) is easy.assistantfinal42", "42"),
         ("<|channel|>commentary<|message|>I add.<|end|><|channel|>final<|message|>42", "42"),
         ("Here are my reasoning steps:\n6 * 7\n[BEGIN FINAL RESPONSE]\n42", "42"),
         ("analysis of 42", "analysis of 42"),
