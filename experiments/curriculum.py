@@ -6,22 +6,24 @@
 
 A stage begins with the planner of the one before it, which is its π_ref, too:
 
-    stage   questions                      turns   what is learnt there
-    two     lead to a page or a            2       that wikipedia_search comes first; it ends while
-            calculation                            the second turn still tries each tool
-    three   or to a search that finds      2       which tool the result calls for, base_generator
-            nothing                                among them
-    all     the toy's                      3       chains of three calls
+    stage   questions (a path each)        turns   what is learnt there
+    two     lead to a page (wb) or a       2       that wikipedia_search comes first; it ends while
+            calculation (wp)                       the second turn still tries each tool
+    four    or to a search that finds      3       which tool each result calls for; it ends when
+            nothing (wg), or to a page             most rollouts are right
+            that names a name (wbw)
+    all     the toy's                      3       longer paths, such as wbp and wg+
 
-Each order avoids what went wrong with another. All kinds at once: base_generator, asked in the
-first turn, is right where a search finds nothing, and the planner asks for nothing else. Two kinds
-to the end: they never need base_generator, so it is no longer tried, and what is not tried is not
-learnt."""
+Each order avoids what went wrong with another. All paths at once: base_generator, asked in the
+first turn, is right where a search finds nothing, and the planner asks for nothing else. A long
+stage without a path: the tool that only this path needs is no longer tried there, and what is not
+tried is not learnt. At temperature 1 instead of 0.7, more is tried."""
 
 import argparse
 import sys
 from collections import Counter
 from pathlib import Path
+from statistics import fmean
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -32,22 +34,32 @@ from experiments.study import curve_of, put, refuse_mixed
 from flow_grpo import distribution
 from models import local
 from record.flags import TOY
+from record.folder import rows_of
 from toy.make import public, write_rows
 from toy.questions import World
 from world.mistakes import Mistake
 
-STAGES = {  # {name: (kinds of question or "", the toy's; how many; turns; steps; not the recipe's)}
-    "two": ("wb wp", 300, 2, 20, ""),
-    "three": ("wb wp wg", 298, 2, 40, "--questions 6 --lr 3e-4"),
-    "all": ("", 0, 3, 30, "--questions 8 --minibatches 2 --lr 4e-4 --beta 0.05"),
+# {name: (paths of its questions, or "" for the toy's; how many; turns; steps: at least, at most;
+# flags that differ from the recipe's)}
+STAGES = {
+    "two": ("wb wp", 300, 2, (20, 20), ""),
+    "four": (
+        "wb wp wg wbw",
+        300,
+        3,
+        (20, 60),
+        "--questions 8 --minibatches 2 --lr 3e-4 --temperature 1.0",
+    ),
+    "all": ("", 0, 3, (30, 30), "--questions 8 --minibatches 2 --lr 4e-4 --beta 0.05"),
 }
+BLOCK, ENOUGH = 5, 0.8  # a stage ends after a block of steps with this mean reward
 TESTED = 150  # of the toy's test questions
 
 
 def train(stage, start, out, seed, args):
     """Train the planner in the folder `start`, as far as it is not done; the folder of the new
     planner, with its adapters merged."""
-    kinds, number, turns, steps, flags = STAGES[stage]
+    kinds, number, turns, (steps, most), flags = STAGES[stage]
     whole, beside = out / "whole", out / "whole-part"
     script, data = [ROOT / "train.py"], f"{TOY}/train.jsonl"
     if kinds:  # as many questions of each kind in a step
@@ -57,6 +69,10 @@ def train(stage, start, out, seed, args):
     new = [*RECIPE, *flags.split(), *flags_of(args), "--max-turns", turns, "--model", start]
     new += ["--data", data, "--valid", "none", "--seed", seed]
     go_on(script, new, steps, out)
+    reward = lambda: fmean(float(row["reward"]) for row in rows_of(out / "log.csv")[-BLOCK:])
+    while steps < most and reward() < ENOUGH:
+        steps += BLOCK
+        go_on(script, new, steps, out)
     if not whole.exists():
         engine = local.load(str(out / f"step-{steps}"), distribution, args.device, args.dtype)
         local.save(engine.model.merge_and_unload(), engine.tokenizer, beside)

@@ -175,13 +175,14 @@ def test_each_stage_begins_with_the_planner_of_the_one_before(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "tiny" / "warm")
     code = FORKING + "from experiments import curriculum, pretrained, study; "
     code += f"pretrained.RUNS = study.RESULTS = Path({str(tmp_path)!r}); curriculum.TESTED = 6; "
-    code += "stages = curriculum.STAGES; "
-    code += "stages.update({k: (*stage[:3], 1, stage[4]) for k, stage in stages.items()}); "
+    code += "curriculum.BLOCK, stages, few = 1, curriculum.STAGES, {'four': (1, 2)}; "
+    code += "stages.update({k: (*s[:3], few.get(k, (1, 1)), s[4]) for k, s in stages.items()}); "
     code += "curriculum.main()"
     words = [sys.executable, "-c", code, "--model", "tiny", "--device", "cpu"]
     subprocess.run(words, cwd=pretrained.ROOT, check=True)
     read = lambda name: list(csv.DictReader(open(tmp_path / f"{name}.csv", newline="")))
-    names = [f"tiny-{stage}, seed 0" for stage in ("two", "three", "all")]
+    stages = "two", "four", "four", "all"  # "four" goes on while its reward is low
+    names = [f"tiny-{stage}, seed 0" for stage in stages]
     assert [row["run"] for row in read("pretrained-log")] == names
     begun = {}
     for path in tmp_path.glob("tiny/curriculum0/*/args.json"):
@@ -189,11 +190,11 @@ def test_each_stage_begins_with_the_planner_of_the_one_before(folder, tmp_path):
     first = tmp_path / "tiny"
     assert begun == {
         "two": first / "warm",
-        "three": first / "curriculum0" / "two" / "whole",
-        "all": first / "curriculum0" / "three" / "whole",
+        "four": first / "curriculum0" / "two" / "whole",
+        "all": first / "curriculum0" / "four" / "whole",
     }
     asked = Counter()
     for row in read("curriculum"):
         asked[row["planner"]] += int(row["n"])
-    after = [f"seed 0, after the stage {stage}" for stage in ("three", "all")]
+    after = [f"seed 0, after the stage {stage}" for stage in ("four", "all")]
     assert asked == dict.fromkeys(["warm-started", *after], 6)
