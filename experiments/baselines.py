@@ -5,7 +5,7 @@
     python experiments/baselines.py perfect runs/perfect          that planner's own answers
     python experiments/baselines.py warm runs/monolith            warm-start a monolithic policy
     python experiments/baselines.py monolith --model runs/monolith --out runs/monolith-seed0 ...
-    python experiments/baselines.py last-turn --seed 1 ...        only last plans are trained
+    python experiments/baselines.py last-turn --seed 1 ...        only last plans get the reward's A
 
 The last two commands are train.py with all of its flags, and one function of it exchanged. Routers,
 which pick the tools by a rule, are in toy/routers.py.
@@ -24,6 +24,7 @@ import json
 import random
 import re
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -243,9 +244,11 @@ def warm(args):
 
 
 def last_actions(rollouts, A):
-    """In the place of train.actions_of()."""
-    last = {action.rollout: action for action in ALL_ACTIONS(rollouts, A)}
-    return list(last.values())
+    """In the place of train.actions_of(): the earlier plans of a rollout get A = 0. So T_i and what
+    the KL acts on are those of Flow-GRPO."""
+    actions = ALL_ACTIONS(rollouts, A)
+    last = {action.rollout: action.turn for action in actions}
+    return [replace(a, A=a.A * (a.turn == last[a.rollout])) for a in actions]
 
 
 def main():

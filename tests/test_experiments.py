@@ -205,3 +205,15 @@ def test_a_monolith_begins_with_a_warm_start_that_solve_can_load(monkeypatch, tm
     baselines.warm(args)
     assert remembered(solve.flags(["--model", str(args.out)]))["tools"]
     assert baselines.local.load(str(args.out), baselines.distribution, "cpu").model
+
+
+def test_only_the_last_plan_of_a_rollout_gets_its_A_and_the_others_count_in_T():
+    text = SimpleNamespace(prompt_ids=[1], ids=[2])
+    rollouts = [SimpleNamespace(sampled=[text] * turns) for turns in (3, 1)]
+    actions = baselines.last_actions(rollouts, train.advantages([1, 0], [0, 0])[0])
+    assert [(a.rollout, round(a.A, 3)) for a in actions] == [
+        (0, 0),
+        (0, 0),
+        (0, 0.707),
+        (1, -0.707),
+    ]
