@@ -76,9 +76,15 @@ SHAPE = re.compile(
     | ◁(?=  /?\w{1,20}▷  )                                # ◁think▷
     """
 )
-# The marks of thoughts that have another shape
-MARKS = [mark for pair in THOUGHTS for mark in pair if mark[0] in "<[◁"]
-MARKS = re.compile("|".join(rf"{re.escape(mark[0])}(?={re.escape(mark[1:])})" for mark in MARKS))
+# Marks of thoughts, which may have another shape. (Those of plain words are ordinary text.)
+MARK = re.compile(
+    "|".join(
+        rf"{re.escape(mark[0])}(?={re.escape(mark[1:])})"
+        for pair in THOUGHTS
+        for mark in pair
+        if mark[0] in "<[◁"
+    )
+)
 # Tokenizers may read a full-width ＜ as <.
 FULL_WIDTH = {c: unicodedata.normalize("NFKC", chr(c))[:1] for c in range(0xFE50, 0xFFE7)}
 # A token that was added to a local tokenizer, but is not special: control if it is in brackets or
@@ -204,7 +210,7 @@ def defuse(prompt: str) -> str:
     text = prompt.encode("utf-8", "replace").decode()
     characters = list(text)
     plain = text.translate(FULL_WIDTH)
-    for at in {match.start() for shape in (SHAPE, MARKS) for match in shape.finditer(plain)}:
+    for at in {match.start() for shape in (SHAPE, MARK) for match in shape.finditer(plain)}:
         if not text.startswith(OURS, at):
             characters[at] += " "
     return "".join(characters)

@@ -64,8 +64,7 @@ def compare(a, b, out=None):
         lines += ["", name, *statistics(*sides)]
         if max(map(len, folders)) > 1:
             lines.append(seeds_line(*each, names if name == "all" else [name]))
-    evened = {name: as_many(*sets[name]) for name in names}
-    rows = [question_row(name, *pair) for name in names for pair in zip(*evened[name], strict=True)]
+    rows = [question_row(name, *pair) for name in names for pair in as_many(*sets[name])]
     rows = [row for row in rows if row["right"][0] != row["right"][1]]
     for letter in "AB":
         better = [row for row in rows if (row["right"][0] > row["right"][1]) == (letter == "A")]
@@ -141,23 +140,22 @@ def statistics(first, second):
         metrics = summary([rollout for trials in questions for rollout in trials])
         metrics["accuracy"] = fmean(map(right, questions))  # if some sets have more trials
         yield f"{name}  {accuracy_line(metrics, len(questions))}"
-    fewer = as_many(first, second)
-    most = max(map(len, fewer[0]))
+    pairs = as_many(first, second)
+    most = max(len(trials) for trials, _ in pairs)
     what, test = ("more often", "exact sign test") if most > 1 else ("alone", "exact McNemar")
     shares = lambda sides: [list(map(right, side)) for side in sides]
-    lost, won, p = mcnemar(*shares(fewer))
+    lost, won, p = mcnemar(*shares(zip(*pairs, strict=True)))
     gain, low, high = (100 * value for value in difference(*shares((first, second))))
-    part = "" if fewer == [first, second] else f", in trials 1 to {most} of both"
+    part = "" if pairs == [*zip(first, second, strict=True)] else f", in trials 1 to {most} of both"
     found = f"A {what} right {lost}, B {what} right {won}, {test} p = {p:.2g}"
     yield f"questions that differ{part}: {found}"
     yield f"B - A: {gain:+.1f} points, 95 % interval {low:+.1f} to {high:+.1f} (Newcombe's, paired)"
 
 
 def as_many(first, second):
-    """Both without the surplus trials of one. Of equal planners, one that is mostly right is more
-    often all right in one trial than in five: this would be no coin toss."""
-    pairs = [(a[: len(b)], b[: len(a)]) for a, b in zip(first, second, strict=True)]
-    return [list(side) for side in zip(*pairs, strict=True)]
+    """[(trials, trials)]: of each question as many of both. Of equal planners, one that is mostly
+    right is more often all right in one trial than in five: this would be no coin toss."""
+    return [(a[: len(b)], b[: len(a)]) for a, b in zip(first, second, strict=True)]
 
 
 def right(trials):

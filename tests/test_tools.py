@@ -113,17 +113,17 @@ def test_what_a_function_does_wrong_is_an_error_that_the_planner_reads():
     ]
 
 
-def test_no_tool_of_yours_shows_a_key_to_a_model(monkeypatch):
+@pytest.mark.parametrize("name, needs", [("MINE_KEY", ()), ("MINE_ID", ("MINE_ID",))])
+def test_no_tool_of_yours_shows_a_key_to_a_model(name, needs, monkeypatch):
     monkeypatch.setattr(services, "KEYS", set())
-    monkeypatch.setenv("MINE_ID", "0123456789abcdef")
+    monkeypatch.setenv(name, "0123456789abcdef")
 
     def mine(query):
         if query == "down":
             raise OSError("cannot reach https://mine.org/?key=0123456789ab...")
         return "It got the key 0123456789abcdef."
 
-    box = {"it": tool(mine, needs=("MINE_ID",))}  # of whose name nothing says that it is a key
-    found = results(box, ("it", "down"), ("it", "up"))
+    found = results({"it": tool(mine, needs=needs)}, ("it", "down"), ("it", "up"))
     texts = [
         "Error: it failed: OSError: cannot reach https://mine.org/?key=***",
         "It got the key ***.",
