@@ -307,8 +307,12 @@ def main(args):
     policy = engine_of(args.model, args, loaded)
     print(f"planner {policy}")
     cast = policy, *load_cast(args, loaded, say=lambda *lines: print(*lines, sep="\n"))
-    on_gpu = [e for n, e in loaded.items() if not is_server(n) and e.model.device.type == "cuda"]
-    for engine in on_gpu:
+    local = [engine for name, engine in loaded.items() if not is_server(name)]
+    # What keys and devices have chosen is kept with the answers, as if it had been given.
+    args.tools = args.tools or [*cast[2]]
+    if local:
+        args.dtype = str(local[0].model.dtype).removeprefix("torch.")
+    for engine in [engine for engine in local if engine.model.device.type == "cuda"]:
         from scale import fit
 
         free, _ = fit.free_memory(engine.model.device)  # once all models are loaded
@@ -350,7 +354,8 @@ def answer(args, cast, questions, trial, path):
     `path`.
 
     Batches that a stopped command has kept are read from there. One that was cut off is run again
-    with the same seed, so the results are those of a command that was never stopped."""
+    with the same seed, so the results are those of a command that was never stopped (on a GPU, if
+    as much memory is free: it decides which rows are sampled together)."""
     import torch
 
     kept = kept_rollouts(path, questions, args.batch)

@@ -7,11 +7,12 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import answer, without_seconds
+from conftest import answer, spy, without_seconds
 from test_local import write
 
 import executor
@@ -21,6 +22,7 @@ import planner
 import solve
 import verifier
 from benchmarks.questions import Question, read_questions
+from models import local
 from models.completion import TOO_LONG, Completion
 from record import folder
 from record.flags import EXAMPLES, TOY
@@ -535,6 +537,48 @@ def test_a_folder_with_other_settings_is_refused_and_untouched(run, words, why):
     assert [path.read_bytes() for path in sorted(Path("run").iterdir())] == before
 
 
+def test_what_keys_and_devices_choose_is_kept_with_the_answers(run, monkeypatch):
+    words = "--data|data.jsonl|--judge|none|--limit|1|--max-turns|1|--out|run|--allow-unconfined"
+    words += f"|--base-generator|{Path(solve.__file__).parent / TOY}|--device|cpu"
+    run(words)
+    kept = json.loads(Path("run/settings.json").read_text())
+    assert kept["dtype"] == "float32" and "google_search" not in kept["tools"]
+    monkeypatch.setenv("SERPER_API_KEY", "a-key")
+    with pytest.raises(SystemExit, match=r"rollouts with another tools \(\['base_generator"):
+        run(words)
+
+
+def test_every_flag_reaches_what_it_steers(run, monkeypatch, server):
+    server.models = [*"abcdefg"]
+    roles = "model fixed judge executor verifier generator base-generator".split()
+    models = [f"--{role}|SERVER#{name}" for role, name in zip(roles, server.models, strict=True)]
+    rolled, judged = spy(monkeypatch, solve, "roll_out"), spy(monkeypatch, solve, "cached")
+    words = "--data|data.jsonl|--limit|2|--tools|base_generator|--think"
+    run(*models, words, "--max-turns|4|--max-new-tokens|33|--temperature|0.3")
+    [((questions, policy, fixed, tools, _), how, _)] = rolled
+    assert (len(questions), policy.name, policy.think) == (2, "a", True)
+    assert [*tools] == ["base_generator"]
+    names = dict(default="b", executor="d", verifier="e", generator="f", base_generator="g")
+    assert {module: engine.name for module, engine in fixed.items()} == names
+    assert (how["max_turns"], how["max_new_tokens"], how["temperature"]) == (4, 33, 0.3)
+    [((judge, _, limit), _, _)] = judged
+    assert (judge.name, limit) == ("c", 33)
+
+
+def test_every_flag_of_a_local_model_reaches_it(run, monkeypatch):
+    loaded = {}
+
+    def load(name, distribution, **settings):
+        loaded.update(settings)
+        raise Mistake("enough")
+
+    monkeypatch.setattr(local, "load", load)
+    with pytest.raises(SystemExit, match="enough"):
+        run(f"q?|--model|{TOY}|--device|cpu|--dtype|float64|--think|--plain")
+    wanted = dict(device="cpu", dtype="float64", think=True, trainable=False, prefill=None)
+    assert loaded == wanted
+
+
 @pytest.mark.parametrize("left", ["", "{", None])
 def test_answers_without_their_settings_are_not_taken_for_ours(run, left):
     run(DATA, "--out|run", "--limit|1")
@@ -639,17 +683,27 @@ def test_two_folders_and_two_models_are_compared(run, monkeypatch, server):
     )
 
 
-def test_benchmarks_have_a_table_with_the_papers_numbers_and_every_item(run):
+def test_benchmarks_have_a_table_with_the_papers_numbers_and_every_item(run, server):
     rows = [{"question": f"Double {n}", "answer": 2 * n, "pid": n} for n in range(8)]
     for name in ("bamboogle", "aime24"):
         Path(f"{name}.json").write_text(json.dumps(rows))
     words = "--benchmark|bamboogle|aime24|--benchmark-dir|.|--tools|base_generator|--judge|none"
+    asked = Counter()
+
+    def second_trial_wrong(body, turn):  # of one question
+        prompt = body["messages"][0]["content"]
+        last = "Double 0" in prompt and module_of(prompt) == "generator"
+        asked["generator"] += last
+        wrong = last and asked["generator"] % 2 == 0
+        return answer("<answer>1</answer>") if wrong else model(body, turn)
+
+    server.reply = second_trial_wrong
     out = run(f"{words}|--trials|2|--out|table")
     table = Path("table/table.md").read_text()
     assert table in out and "Question:" not in out
     cells = {line.split("|")[1].strip(): line.split("|") for line in table.splitlines()[2:]}
     assert [cell.strip() for cell in cells["aime24"][2:9]] == [
-        "8 of 30", "75.0", "40.9-92.9", "2 (0.0)", "6.7", "16.7", "40.0",
+        "8 of 30", "68.8", "35.6-89.8", "2 (8.8)", "6.7", "16.7", "40.0",
     ]  # fmt: skip
     assert [*cells] == ["aime24", "bamboogle"]
 
