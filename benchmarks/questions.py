@@ -66,8 +66,9 @@ def is_file(data):
 def three_sets(data, valid, test, limit, seed):
     """The questions of train.py's flags: (training, validation, test), three lists of Question.
 
-    data: a file, or names of training sets. "none" is an empty list. Without --valid, up to 64 of
-    --data are held out for it, the same for all seeds: a run may go on with another's planner."""
+    data: a file, or names of training sets, of which the seed draws a sample. "none" is an empty
+    list. Without --valid, up to 64 of --data are held out for it; of a file the same for all seeds,
+    because a run may go on with another's planner."""
     if is_file(data):
         questions = read_questions(data)[:limit]
     else:

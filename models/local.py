@@ -247,9 +247,10 @@ class Engine:
     """A transformers model with its tokenizer, called with prompts.
 
     sampling_tokens: the most tokens of a batch, prompts and completions together; each row counts
-    row_tokens more (scale/fit.py). Both bound the memory and change only rounding. adapters: False
-    switches the adapters of the model off: π_ref and the frozen modules, in the memory of the
-    policy."""
+    row_tokens more (scale/fit.py). Both bound the memory. They decide which rows are sampled
+    together, and so each row's random numbers; greedy texts change by rounding alone. adapters:
+    False switches the adapters of the model off: π_ref and the frozen modules, in the memory of
+    the policy."""
 
     def __init__(
         self, model, tokenizer, distribution, name="", *, think=False, prefill=None, adapters=True
