@@ -6,7 +6,9 @@ import subprocess
 from types import SimpleNamespace
 
 import pytest
+import torch
 from test_forks import FORKS
+from test_local import tiny
 
 import executor
 import generator
@@ -16,7 +18,7 @@ import train
 import verifier
 from benchmarks.questions import Question
 from experiments import baselines, prompt_edits, study
-from memory import Step
+from memory import Memory, Step
 from models.completion import Completion
 from record.compare import permutation
 from record.flags import remembered
@@ -135,6 +137,39 @@ def test_a_plan_behind_an_unreadable_one_saw_an_error():
     assert study.last_shown(steps) == "another error" and study.last_shown([]) == "nothing yet"
 
 
+def test_the_plans_of_a_row_are_counted_by_what_memory_showed_before_them(monkeypatch):
+    page = dict(turn=1, tool="wikipedia_search", sub_goal="Find the code of Oslo", command="c()")
+    page |= dict(result="[1] Oslo: The calling code of Oslo is at https://facts.org/101")
+    steps = [Step(**page), Step(2, "", "", "", "Error: no line 'Tool: ...'", error=True)]
+    trials = [[SimpleNamespace(memory=SimpleNamespace(steps=steps))] * 2]
+    monkeypatch.setattr(study, "answers", {"folder": trials}.get)
+    rows = study.tools_of(SimpleNamespace(name="row", seed=0, tested=lambda: "folder"))
+    assert [(row["last"], row["tool"], row["plans"]) for row in rows] == [
+        ("address", "unreadable", 2),
+        ("nothing yet", "wikipedia_search", 2),
+    ]
+
+
+def test_a_new_solution_is_counted_for_its_own_question(monkeypatch):
+    tried = lambda name, *right: [SimpleNamespace(question=name, right=r) for r in right]
+    answers = {"tries": [tried("a", 0, 0), tried("b", 1, 0)]}
+    answers |= {"0": [tried("a", 1), tried("b", 0)], "1": [tried("a", 1), tried("b", 1)]}
+    monkeypatch.setattr(study, "answers", answers.get)
+    trained = [SimpleNamespace(tested=lambda seed=seed: seed) for seed in "01"]
+    found = [[*row.values()] for row in study.new_solutions(trained)]
+    assert found == [["a", 2, 0, 2, 2], ["b", 2, 1, 2, 1]]
+
+
+def test_the_test_before_a_run_has_a_row_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "STUDY", tmp_path)
+    lines = ["step,questions,n,accuracy,turns,errors"]
+    lines += [f"{step},{name},9,0.{step}1,2,0" for step in (0, 5) for name in ("valid", "test")]
+    (tmp_path / "evals.csv").write_text("\n".join(lines))
+    row = SimpleNamespace(table="sizes", name="small", seed=0, train="", planner=None, folder="")
+    found = [(line["row"], line["accuracy"]) for line in study.results_of(row)]
+    assert found == [("small before", "0.0100"), ("small", "0.5100")]
+
+
 def test_every_command_of_the_study_has_flags_that_exist(tmp_path, monkeypatch):
     monkeypatch.chdir(study.ROOT)
     rows = list(study.all_rows(2))
@@ -180,6 +215,23 @@ def test_every_edited_text_is_in_a_prompt_of_today():
     for name, (old, new) in prompt_edits.EDITS.items():
         assert any(old in prompt for prompt in prompts), name
         assert not old or not any(new in prompt for prompt in prompts), name
+
+
+# ------------------------------------------------------------------------------------- supervised
+def test_fine_tuning_makes_what_it_imitates_likelier():
+    model, ids = tiny(), torch.tensor([[1, 2, 3, 4, 5]])
+    score = lambda: model(ids).logits[0, 2:4].log_softmax(-1).gather(1, ids[0, 3:, None]).sum()
+    before, rollout = score().item(), SimpleNamespace(sampled=[Completion("", [1, 2, 3], [4, 5])])
+    baselines.imitate(model, [rollout], steps=1, lr=1e-3, seed=0)
+    assert score().item() > before
+
+
+def test_right_rollouts_alone_are_imitated(monkeypatch):
+    rollouts = [solve.Rollout(Question("q?", "a"), Memory("q?")) for _ in range(3)]
+    rollouts[1].right = True
+    monkeypatch.setattr(solve, "roll_out", lambda *given, **settings: rollouts)
+    questions = [Question("q?", "a")] * 16
+    assert baselines.collect(None, None, TOOLS, questions, steps=2, seed=0) == [rollouts[1]] * 2
 
 
 # ---------------------------------------------------------------------------------------- monolith

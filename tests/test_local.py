@@ -246,6 +246,12 @@ def test_what_is_sampled_is_the_softmax_at_the_temperature_whatever_the_checkpoi
     assert sum((seen[ids] - n) ** 2 / n for ids, n in expected.items()) < limit
 
 
+def test_every_token_can_be_sampled_of_more_than_the_50_of_transformers_default():
+    model = tiny(vocab_size=99, initializer_range=0.01)  # nearly uniform: some 40 of each
+    torch.manual_seed(0)
+    assert {token for [token] in complete(model, [[1, 2, 3]] * 4000, 1.0, 1, [])} == {*range(99)}
+
+
 def bfloat16_fails():
     """torch's reason if, under this ATEN_CPU_CAPABILITY, it has no bfloat16 attention here.
 

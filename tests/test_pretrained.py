@@ -20,11 +20,14 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import planner
+import solve
 from benchmarks.questions import Question, read_questions
 from experiments import pretrained, study
 from flow_grpo import distribution
+from memory import Memory
 from models import local
 from record.flags import TOY
+from record.rollouts import record_of, rollout_of
 from scale.masters import Masters
 from tools import choose
 from toy import teacher
@@ -125,6 +128,12 @@ def test_rows_of_other_planners_stay_in_a_table(tmp_path, monkeypatch):
     study.put("table", ["model", "seed"], [row("a", 0, 4), row("c", 0, 5)])
     kept = [row("a", 1, 2), row("b", 0, 3)]
     assert study.read("table") == [row("a", 0, 4), row("c", 0, 5), *kept]
+
+
+def test_a_table_has_the_rewards_of_the_first_and_of_the_last_steps():
+    rollout = rollout_of(record_of(solve.Rollout(Question("q?", "a"), Memory("q?"))))
+    row = pretrained.table_row("seed 0", [rollout], [0.0] * 3 + [0.5] + [1.0] * 5)
+    assert (row["first_steps"], row["last_steps"]) == ("0.000", "1.000")
 
 
 def test_a_second_warm_start_does_not_replace_what_runs_began_with(tmp_path):

@@ -34,8 +34,8 @@ import generator
 import planner
 import solve
 import train
-from memory import Memory
-from models.completion import TOO_LONG
+from memory import Memory, Step
+from models.completion import TOO_LONG, Completion
 from models.local import load
 from record import checkpoints, folder, health
 from record.flags import TOY
@@ -234,7 +234,9 @@ def test_best_is_a_link_to_the_checkpoint_that_beats_the_untrained_and_all_befor
     assert best(out) == "step-1" and folders(out) == ["best", "step-1", "step-3"]
     files = {path.name for path in (out / "step-1").iterdir()}
     assert "trainer-0.pt" not in files and "model.safetensors" in files
-    assert f"Try: python solve.py --model {out}/best\n" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert f"Try: python solve.py --model {out}/best\n" in text
+    assert text.count("] of 5 | ") == text.count("\nvalid after step ") == 4
     (out / "step-1-merged").mkdir()  # somebody's own
     resume(out, "--steps", "4")  # the best of before is not kept for ever
     assert folders(out) == ["best", "step-1-merged", "step-4"]
@@ -246,9 +248,9 @@ def test_best_is_a_link_to_the_checkpoint_that_beats_the_untrained_and_all_befor
         assert not (run("none", **QUICK | {"valid": "valid.jsonl"}) / "best").exists()
 
 
-def test_a_checkpoint_that_is_gone_is_not_the_best(tmp_path):
+def test_a_checkpoint_that_is_gone_is_not_the_best_nor_is_one_for_its_test(tmp_path):
     values = {0: 0.1, 10: 0.6, 20: 0.5, 30: 0.55}
-    lines = [f"{step},valid,{value}\n" for step, value in values.items()]
+    lines = [f"{step},valid,{value}\n{step},test,{1 - value}\n" for step, value in values.items()]
     (tmp_path / "evals.csv").write_text("step,questions,accuracy\n" + "".join(lines))
     for step in (20, 30):
         (tmp_path / f"step-{step}").mkdir()
@@ -557,6 +559,16 @@ def test_the_log_counts_what_only_the_judge_granted_and_the_flat_groups():
     judged.judged = judged.right = wrong.judged = right.right = True
     row = health.log_row(1, [judged, wrong, right], [judged, wrong, right], [0, 0, 1], 1, [])
     assert (row["judged"], row["right"], row["flat"], row["groups"]) == (1 / 3, 2 / 3, 1, 2)
+
+
+def test_the_log_counts_the_calls_of_each_tool_and_the_tokens_of_a_plan():
+    rollout = solve.Rollout(None, Memory(""))
+    rollout.sampled = [Completion("", [1], [2] * tokens) for tokens in (4, 8)]
+    called = (1, "a", True), (2, "a", False), (3, "", True)
+    rollout.memory.steps = [Step(turn, tool, "", "", "", bad) for turn, tool, bad in called]
+    row = health.log_row(1, [rollout], [rollout], [0], 1, ["a", "b"])
+    counts = dict(a=2, a_errors=1, b=0, b_errors=0, unreadable=1, unreadable_errors=1)
+    assert row | counts | {"plan_tokens": 6} == row
 
 
 @pytest.mark.parametrize("kept", [[], [0], [0, 1, 2, 3], [0, 1, 3, 4]])
