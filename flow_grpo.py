@@ -33,7 +33,7 @@ So far this is a plain policy gradient. Flow-GRPO adds, as choices that do not f
     approximately (see loss());
   * a KL that pulls the planner back towards the untrained one, π_ref.
 
-Training maximises J. (q: a question; i: one of its G rollouts; t: a turn; j: a token of its plan)
+Training maximises J (q: a question; i: one of G rollouts; t: a turn; j: one of its |a| tokens):
 
 (5) J(θ) = E_q [ 1/G Σ_i 1/T_i Σ_t 1/|a_i^t| Σ_j min( ρ A_i, clip(ρ, 1-ε, 1+ε') A_i ) ]
            - β KL(π_θ ‖ π_ref)
@@ -62,8 +62,8 @@ does not act: apart from the KL, the gradient is the three means of A_i ∇log �
 
 They work on token ids, one reward per rollout and two language models, and know nothing of agents
 or text. All log-probs are one flat list of action tokens, (K,). The loss sees only plan tokens, so
-it needs no mask. There is one of each function, and every run takes it. A faster way is an
-argument: `rows` only arranges the tokens that the model reads (fast/trees.py).
+it needs no mask. No function has a faster twin: a faster way is an argument, and `rows` only
+arranges the tokens that the model reads (fast/trees.py).
 
 Which choices are the paper's, the released code's and ours: docs/benchmarks.md, "Where this
 differs".
@@ -118,8 +118,8 @@ def advantages(rewards: Sequence[float], groups: Sequence[int]) -> tuple[Tensor,
         ([1.155, -0.577, -0.577, 0.0, 0.0], 1)
 
     All turns of a rollout share its A: nothing here finds the turn that mattered, and the paper's
-    appendix B, which rewrites the objective as one of single turns, does not show that A does. So
-    the bad turns of a lucky rollout are rewarded, too. But of two plans for the same state, the
+    appendix B, which rewrites the objective as one of single turns, does not show that A finds it.
+    So the bad turns of a lucky rollout are rewarded, too. But of two plans for the same state, the
     worse one makes success less likely, so over many rollouts its mean A is lower. (Its mean push
     can still be higher, because 1/T_i and 1/|a| weigh the turns: see token_weight().)
 

@@ -136,7 +136,10 @@ def questions_of(step, questions, count, seed):
 
 def rollouts_of(questions, copies, args, cast, temperature, seed):
     """So many rollouts of each question, one after the other. With several GPUs, each runs its
-    share of the questions, and gets the rollouts of all."""
+    share of the questions, and gets the rollouts of all.
+
+    The same seed gives the same rollouts: to sample a question again in a step, give another one
+    (experiments/forks/dapo.diff)."""
     own = [question for question in sharded.own(questions) for _ in range(copies)]
     torch.manual_seed(seed + 7_919 * sharded.RANK)
     rollouts = solve.roll_out(
