@@ -37,6 +37,7 @@ Slow imports (torch) are inside functions.
 
 import importlib.util
 import signal
+import sys
 import time
 from dataclasses import dataclass, field
 from functools import partial
@@ -62,7 +63,7 @@ from record.rollouts import block, ending, record_of, trace
 from rewards.grade import grade
 from rewards.judge import cached
 from tools import TOOLS, choose, left_out, run_calls
-from world.mistakes import Mistake
+from world.mistakes import Mistake, end_of_pipe
 from world.sandbox import protection
 from world.services import Cache
 from world.text import printable, truncate
@@ -386,10 +387,22 @@ def answer(args, cast, questions, trial, path):
 
 flags = partial(solve_flags, tools=TOOLS, about=__doc__.split("\n")[0])
 
+
+def interrupted(number, frame):
+    """The first Ctrl-C waits for calls that are running; the second one does not."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    print("\nsolve.py: stops after the calls that run; Ctrl-C stops them, too", file=sys.stderr)
+    raise KeyboardInterrupt
+
+
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends this process quietly
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in the background
+        signal.signal(signal.SIGINT, interrupted)
     try:
         main(flags())
+        print(end="", flush=True)
+    except BrokenPipeError:
+        end_of_pipe()
     except Mistake as why:
         raise SystemExit(f"solve.py: {why}") from None
     except KeyboardInterrupt:

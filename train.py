@@ -46,7 +46,7 @@ from record.folder import rows_of
 from record.health import advice, check_lines, cost_line, line_of, log_row
 from record.metrics import accuracy_line, calls_line, summary
 from scale import adapters, fit, masters, rehearsal, sharded
-from world.mistakes import Mistake
+from world.mistakes import Mistake, end_of_pipe
 
 TRAINED = ("planner",)  # of solve.MODULES: those that the policy plays, and that are trained
 SIGNALS = {}  # {those that have asked the run to end: when}
@@ -394,10 +394,12 @@ def settings(given):
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         ARGS = settings(GIVEN)
         train(ARGS)
+        print(end="", flush=True)
+    except BrokenPipeError:
+        end_of_pipe()
     except Mistake as why:  # any other exception is a bug, and keeps its traceback
         raise SystemExit(f"train.py: {why}") from None
     except torch.OutOfMemoryError as why:

@@ -466,6 +466,33 @@ def test_a_worker_that_has_ended_is_an_error_and_the_next_call_gets_a_new_one():
     assert worker().pid != first.pid
 
 
+@pytest.mark.parametrize("script", ["solve.py", "train.py"])
+def test_a_worker_that_has_ended_does_not_end_the_command(script):
+    """pytest ignores SIGPIPE in its own process."""
+    code = f"""
+import runpy, sys
+from record import flags
+from world import sandbox
+
+def use(*given):
+    sandbox.python_coder("1")
+    worker = sandbox.SLOTS.get()
+    worker.kill()
+    worker.wait()
+    sandbox.SLOTS.put(worker)
+    print(sandbox.python_coder("1"))
+    raise SystemExit(0)
+
+flags.fill_in, sys.argv = use, [{script!r}]
+runpy.run_path({script!r}, run_name="__main__")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    found = done.returncode, done.stdout, done.stderr
+    assert found == (0, "Error: Python was ended from outside or did not start.\n", "")
+
+
 def test_a_python_that_does_not_start_is_an_error(limits, monkeypatch):
     limits()
     monkeypatch.setattr(sys, "executable", "/no/such/python")

@@ -5,8 +5,10 @@ import copy
 import dataclasses
 import json
 import re
+import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 
@@ -537,6 +539,15 @@ def test_a_folder_with_other_settings_is_refused_and_untouched(run, words, why):
     assert [path.read_bytes() for path in sorted(Path("run").iterdir())] == before
 
 
+def test_a_commit_that_changes_no_script_does_not_keep_a_folder_from_going_on(run, monkeypatch):
+    for commit in ("a-0123", "b-dirty-0123"):
+        monkeypatch.setattr(folder, "version", lambda commit=commit: commit)
+        run(DATA, "--out|run", "--limit|1")
+    monkeypatch.setattr(folder, "version", lambda: "b-dirty-4567")
+    with pytest.raises(SystemExit, match="with another code .b-dirty-0123"):
+        run(DATA, "--out|run", "--limit|1")
+
+
 def test_what_keys_and_devices_choose_is_kept_with_the_answers(run, monkeypatch):
     words = "--data|data.jsonl|--judge|none|--limit|1|--max-turns|1|--out|run|--allow-unconfined"
     words += f"|--base-generator|{Path(solve.__file__).parent / TOY}|--device|cpu"
@@ -585,7 +596,7 @@ def test_answers_without_their_settings_are_not_taken_for_ours(run, left):
     Path("run/settings.json").unlink()
     if left is not None:  # a disk that was full
         Path("run/settings.json").write_text(left)
-    with pytest.raises(SystemExit, match=r"settings.json.*: give another --out"):
+    with pytest.raises(SystemExit, match=r"settings.json.*: (give|begin anew, with) another --out"):
         run(DATA, "--out|run", "--limit|1")
 
 
@@ -784,6 +795,39 @@ def test_a_mistake_that_people_make_daily_is_one_sentence(run, capsys, words, wh
     lines = f"{capsys.readouterr().err}{stop.value.code}".splitlines()
     [line] = [line for line in lines if why in line]
     assert line.startswith("solve.py: ") and stop.value.code not in (0, None)
+
+
+def test_a_pipe_that_has_read_enough_ends_the_command_quietly():
+    command = [sys.executable, solve.__file__, "--limit", "2"]
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with subprocess.Popen(command, cwd=Path(solve.__file__).parent, **pipes) as process:
+        assert process.stdout.readline().startswith("planner toy | ")
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait()) == ("", 1)
+
+
+def test_a_second_ctrl_c_does_not_wait_for_a_server_that_hangs(server):
+    asked, go_on = threading.Event(), threading.Event()
+
+    def hang(body, turn):
+        asked.set()
+        go_on.wait()
+        return answer("too late")
+
+    server.reply = hang
+    command = [sys.executable, solve.__file__, "q?", "--model", server.url, "--tools"]
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with subprocess.Popen([*command, "base_generator"], **pipes) as process:
+        try:
+            assert asked.wait(60)
+            process.send_signal(signal.SIGINT)
+            lines = iter(process.stderr.readline, "")
+            assert any("Ctrl-C stops them, too" in line for line in lines)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == -signal.SIGINT
+        finally:
+            go_on.set()
+            process.kill()
 
 
 def test_on_windows_it_says_what_to_do():

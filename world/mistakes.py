@@ -5,6 +5,7 @@ is a bug, in this code or in a fork's."""
 
 import os
 import stat
+import sys
 
 from world.text import printable
 
@@ -14,6 +15,15 @@ class Mistake(ValueError):
 
     def __str__(self):
         return printable(super().__str__())
+
+
+def end_of_pipe():
+    """What stdout was piped into has read enough (`| head`): end quietly.
+
+    The default of SIGPIPE would do that, too. But it would also end us, without a word, when a
+    worker of python_coder or a server closes its end of a pipe or a socket."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still unprinted
+    raise SystemExit(1)
 
 
 def refuse_link(path, why):
