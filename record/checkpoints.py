@@ -25,7 +25,7 @@ import torch
 
 from models import local
 from record.flags import CHECKPOINT_SETTINGS
-from record.folder import append, identity, lock, refuse_links, replace_file, rows_of
+from record.folder import append, digest, identity, lock, refuse_links, replace_file, rows_of
 from record.rollouts import record_of
 from scale import sharded
 from world.mistakes import Mistake
@@ -58,7 +58,7 @@ def open_run(args, loaded, questions, done):
             raise Mistake(f"another process has just written into {out}: run this again")
         for name, now in identity(args, loaded, questions).items():
             before = settings.setdefault(name, now)  # that of args.json, if the run is resumed
-            if name == "code" and before.split(" | ")[-1] != now:
+            if name == "code" and digest(before) != digest(now):
                 say(f"the code has changed since the run began: {before} | {now}")
                 settings[name] = f"{before} | {now}"
             elif name != "code" and before != now:

@@ -26,7 +26,7 @@ from glob import glob
 from pathlib import Path
 from statistics import fmean
 
-from record.folder import replace_file
+from record.folder import digest, replace_file
 from record.metrics import accuracy_line, interval, summary
 from record.rollouts import read_answers
 from world.mistakes import Mistake
@@ -127,11 +127,10 @@ def different_settings(*sides):
     each = [[json.loads(f.read_text()) if f.exists() else {} for f in side] for side in files]
     for name in dict.fromkeys(name for side in each for settings in side for name in settings):
         some = [side[:1] if name in OWN else side for side in each]
-        a, b = ([*dict.fromkeys(str(one.get(name)) for one in side)] for side in some)
-        # of an older folder: one commit, but which changes?
-        unknown = name == "code" and a[0].endswith("-dirty")
-        if name not in UNSHOWN and (a != b or len(a) > 1 or unknown):
-            yield f"{name} {', '.join(a)} | {', '.join(b)}"
+        key = digest if name == "code" else str
+        a, b = ({key(one.get(name)): str(one.get(name)) for one in side} for side in some)
+        if name not in UNSHOWN and (a.keys() != b.keys() or len(a) > 1):
+            yield f"{name} {', '.join(a.values())} | {', '.join(b.values())}"
 
 
 def statistics(first, second):

@@ -190,7 +190,7 @@ def read_settings(file):
     try:
         return dict(json.loads(file.read_text()))
     except (ValueError, TypeError) as why:
-        raise Mistake(f"{file} is damaged ({why}): give another --out") from why
+        raise Mistake(f"{file} is damaged ({why}): begin anew, with another --out") from why
 
 
 def resumed(args, defaults):

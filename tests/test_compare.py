@@ -87,12 +87,13 @@ def test_two_folders_are_compared_question_by_question(tmp_path):
     "first, second, line",
     [
         ({"code": "1f2e"}, {"code": "9a8b"}, "code 1f2e | 9a8b"),
-        ({"code": "1f2e-dirty"}, {"code": "1f2e-dirty"}, "code 1f2e-dirty | 1f2e-dirty"),
+        ({"code": "1f2e-dirty-0a"}, {"code": "1f2e-0b"}, "code 1f2e-dirty-0a | 1f2e-0b"),
+        ({"code": "1f2e-0a"}, {"code": "9a8b-dirty-0a"}, "none"),
         ({"code": "1f2e", "limit": 3}, {"code": "1f2e", "limit": None}, "none"),
         ({}, {"max_turns": 3}, "max_turns None | 3"),
     ],
 )
-def test_another_code_is_a_setting_that_differs_and_changes_without_a_commit_may_be(
+def test_another_code_is_a_setting_that_differs_and_another_commit_is_none(
     tmp_path, first, second, line
 ):
     lines = compare(folder(tmp_path / "a", [1], **first), folder(tmp_path / "b", [1], **second))
