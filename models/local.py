@@ -34,6 +34,7 @@ from transformers.utils import logging
 from models.chat import Chat
 from models.completion import NEW_TOKENS, TOO_LONG, Completion, for_each, is_server
 from world.mistakes import Mistake
+from world.text import printable
 
 TOKENS = 65_536  # of a sampling batch: the cache of a 7B is 57 KB a token, so this is 3.8 GB
 THREADS = torch.get_num_threads()
@@ -64,7 +65,7 @@ def load(
     device, dtype: names; None: the best for this machine, see pick_device() and pick_dtype().
     think: let models think whose chat template leaves the choice. prefill: see sample(). A
     checkpoint with adapters is loaded as its base model with them; trainable: to train them on."""
-    given, device = os.path.expanduser(name), pick_device(device)
+    given, device = name, pick_device(device)
     name = base_of(given) or given
     if os.path.isdir(name):
         logging.disable_progress_bar()  # a download shows its progress; a folder needs none
@@ -92,7 +93,7 @@ def load(
     forbid_ids_without_token(model, tokenizer)
     engine = Engine(model, tokenizer, distribution, given, think=think, prefill=prefill)
     for remark in filter(None, engine.chat.remarks()):
-        print(remark, file=sys.stderr)
+        print(printable(remark), file=sys.stderr)
     # with the token that sample() pads with, and with another one
     if not all(ignores_padding(model, pad) for pad in (*engine.chat.stops[:1], 7)):
         why = "computes nan, or reads the padding of a batch as if it were text"

@@ -87,12 +87,12 @@ class Server:
 
     def only_model(self):
         """The name of the only model that is served. Mistake if the server does not run."""
-        session = services.session(tries=1)
-        session.trust_env = self.session.trust_env
         names = lambda data: [str(model["id"]) for model in data["data"]]
         settings = dict(seconds=10, headers=self.headers, read=names)
         try:
-            served = services.api(session, "GET", f"{self.url}/models", **settings)
+            with services.session(tries=1) as session:
+                session.trust_env = self.session.trust_env
+                served = services.api(session, "GET", f"{self.url}/models", **settings)
         except services.ServiceError as why:
             advice = f"start the server, correct its address, or name a model: {self.url}#MODEL"
             raise Mistake(f"{why}: {advice}.") from why

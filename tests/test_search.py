@@ -415,3 +415,8 @@ def test_pages_that_were_found_and_not_sent_are_a_failure_and_not_an_answer(net,
     assert error and "no page matches" not in result
     net(FOUND, page("Eisen", "Eisen ist ein Metall."), page("Rost", "Rost ist Oxid."))
     assert live("Metall", cache=cache)[0].startswith("[1] Eisen (")
+
+
+def test_a_cache_leaves_a_result_that_is_no_text_to_run_tool():
+    run = search.remembered(services.Cache(":memory:"), "five", lambda query: 5)
+    assert [run(query="q"), run(query="q")] == [5, 5]

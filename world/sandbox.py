@@ -104,7 +104,8 @@ def python_coder(code: str) -> str:
         pass  # the worker has ended, or does not start
     finally:
         if worker and not answer:  # after Ctrl-C, the next call must not get this one's answer
-            worker.kill()
+            with contextlib.suppress(OSError), worker:  # which closes its pipes, and waits for it
+                worker.kill()
             worker = None
         slots.put(worker)
     return json.loads(answer or '"Error: Python was ended from outside or did not start."')

@@ -318,7 +318,9 @@ def remembered(cache, name, run):
         result = cache.get(name, key)
         if result is None:
             result = run(**arguments)
-            if NOTHING.match(result) or not result.startswith("Error:"):
+            if isinstance(result, str) and (
+                NOTHING.match(result) or not result.startswith("Error:")
+            ):
                 cache.put(result, name, key)
         return result
 

@@ -117,7 +117,7 @@ def session(tries=4):
     )
     session = requests.Session()
     for scheme in ("http://", "https://"):
-        session.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=32, max_retries=retry))
+        session.mount(scheme, requests.adapters.HTTPAdapter(pool_maxsize=64, max_retries=retry))
     session.headers["User-Agent"] = USER_AGENT
     session.auth = lambda request: request  # else a ~/.netrc would replace our Authorization header
     return session
