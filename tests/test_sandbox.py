@@ -29,9 +29,11 @@ def limits(monkeypatch):
     def change(**values):
         for name, value in values.items():
             monkeypatch.setattr(sandbox, name, value)
+        sandbox.end_idle_workers()
         monkeypatch.setattr(sandbox, "SLOTS", sandbox.new_slots())
 
-    return change
+    yield change
+    sandbox.end_idle_workers()
 
 
 def worker():

@@ -68,6 +68,19 @@ def start_worker():
     return subprocess.Popen(command, **pipes, env=env, cwd="/", start_new_session=True)
 
 
+def end(worker):
+    with contextlib.suppress(OSError), worker:  # this closes its pipes, and waits for it
+        worker.kill()
+
+
+@atexit.register
+def end_idle_workers():
+    for worker in [SLOTS.get() for _ in range(SLOTS.qsize())]:
+        if worker:
+            end(worker)
+        SLOTS.put(None)
+
+
 def python_coder(code: str) -> str:
     """What the code prints, and the value of a last bare expression.
 
@@ -104,8 +117,7 @@ def python_coder(code: str) -> str:
         pass  # the worker has ended, or does not start
     finally:
         if worker and not answer:  # after Ctrl-C, the next call must not get this one's answer
-            with contextlib.suppress(OSError), worker:  # which closes its pipes, and waits for it
-                worker.kill()
+            end(worker)
             worker = None
         slots.put(worker)
     return json.loads(answer or '"Error: Python was ended from outside or did not start."')
