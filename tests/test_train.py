@@ -718,16 +718,17 @@ def test_a_resumed_run_says_that_the_code_changed_and_refuses_other_data(monkeyp
     Path("mine.jsonl").write_text(
         "".join(f'{{"question": "{n}?", "answer": {n}}}\n' for n in range(4))
     )
-    monkeypatch.setattr(folder, "version", lambda: "old")
+    monkeypatch.setattr(folder, "version", lambda: "a-old")
     Path("passages.jsonl").write_text(passage := '{"title": "Tin", "text": "a metal"}\n')
     run("changed", **QUICK | {"data": "mine.jsonl", "corpus": "passages.jsonl"})
-    monkeypatch.setattr(folder, "version", lambda: "new")
+    monkeypatch.setattr(folder, "version", lambda: "b-new")
     capsys.readouterr()
     for steps in ("2", "3"):  # it is said once, and stays
         assert command("--resume", "changed", "--steps", steps) == 0
-        said = "the code has changed since the run began: old | new" in capsys.readouterr().out
+        said = "the code has changed since the run began: a-old | b-new" in capsys.readouterr().out
         assert said == (steps == "2")
-        assert json.loads(Path("changed/args.json").read_text())["code"] == "old | new"
+        monkeypatch.setattr(folder, "version", lambda: "c-new")  # another commit, the same scripts
+        assert json.loads(Path("changed/args.json").read_text())["code"] == "a-old | b-new"
     with monkeypatch.context() as patch:
         patch.setattr(sys, "argv", ["baselines.py"])  # which exchanges a function of train.py
         refused = command("--resume", "changed", "--steps", "4")
