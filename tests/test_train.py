@@ -786,6 +786,19 @@ def test_a_rehearsal_meets_what_a_long_run_meets(monkeypatch, server, capsys):
     assert len(updates) == 3  # the longest, and two real ones
 
 
+@pytest.mark.parametrize("context, rows_of_tokens", [(32_768, 4096 + 512), (2048, 2048)])
+def test_a_rehearsal_says_what_a_whole_run_takes(context, rows_of_tokens):
+    fits = lambda tokens: {rows_of_tokens: 50}[tokens]  # so 16 x 8 rollouts are three batches
+    policy = SimpleNamespace(new_tokens=lambda n: n, context=lambda: context, rows=fits)
+    whole = {"steps": 40, "questions": 16}
+    args = SimpleNamespace(rehearse=whole, questions=2, group_size=8, max_new_tokens=512)
+    text = rehearsal.whole_run(args, policy, 30, 4)  # 3 * 30 + 16 / 2 * 4 = 122; 122 / 90 = 1.36
+    assert text == (
+        "the whole run: 40 steps of 16 questions, about 122 s each: 1.4 hours, 3 dollars at 2.50 "
+        "an hour"
+    )
+
+
 # ------------------------------------------------------------------------------ parts and settings
 def test_each_question_comes_once_an_epoch_in_an_order_of_step_and_seed_alone():
     asked = lambda seed: [
