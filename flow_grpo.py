@@ -62,8 +62,8 @@ does not act: apart from the KL, the gradient is the three means of A_i ∇log �
 
 They work on token ids, one reward per rollout and two language models, and know nothing of agents
 or text. All log-probs are one flat list of action tokens, (K,). The loss sees only plan tokens, so
-it needs no mask. No function has a faster twin: a faster way is an argument, and `rows` only
-arranges the tokens that the model reads (fast/trees.py).
+it needs no mask. No function exists twice: a faster way is an argument, such as `rows`, which says
+how tokens are laid out for the model (fast/trees.py).
 
 Which choices are the paper's, the released code's and ours: docs/benchmarks.md, "Where this
 differs".
@@ -128,12 +128,12 @@ def advantages(rewards: Sequence[float], groups: Sequence[int]) -> tuple[Tensor,
     more than without it, and a group whose rewards differ by a tiny cost weighs as much as one of
     successes and failures.
 
-    For another baseline, edit the line that sets A. It acts in flat groups, too, whose std is 0: so
-    divide by the std of all rewards, or by nothing. Strictly, a baseline must not contain R_i: R_i
-    should be compared with the mean of the n - 1 *others*. But R_i - mean of the others = n / (n -
-    1) (R_i - mean of all): only a constant factor, if all groups have n rollouts. The difference
-    from the others, without the division by the standard deviation, is RLOO (leave-one-out).
-    rloo.diff in experiments/forks/ is the whole of it: without the ratio, the clip and both means.
+    For another baseline, edit the line that sets A. Then A may differ from 0 in a flat group, whose
+    std is 0: divide by the std of all rewards, or by nothing. Strictly, a baseline must not contain
+    R_i: R_i should be compared with the mean of the n - 1 *others*. But R_i - mean of the others =
+    n / (n - 1) (R_i - mean of all): only a constant factor, if all groups have n rollouts. The
+    difference from the others, without the division by the standard deviation, is RLOO
+    (leave-one-out). experiments/forks/rloo.diff is the whole of it: without ratio, clip, means.
     """
     R = torch.as_tensor(rewards, dtype=torch.float32)                   # (N,)
     groups = torch.as_tensor(groups)                                    # (N,)
@@ -388,8 +388,8 @@ def update(
         model           the policy
         reference       π_ref; `model` itself if it carries adapters, which are then switched off;
                         None: no KL
-        actions         [Action], all turns of all rollouts, in any order. To leave a turn out, give
-                        it A = 0 (the KL still acts): without it, T_i would be another
+        actions         [Action], all turns of all rollouts, in any order. To leave a turn out, set
+                        its A to 0 (the KL still acts): deleting it would lower T_i
         groups          the group of each rollout, (N,); Action.rollout is an index into it
         temperature     that of sampling
         clip            (ε, ε')

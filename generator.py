@@ -3,7 +3,7 @@
 After the verifier's STOP, or after the last turn, the generator reads the question, the analysis
 and the final memory. It sums up in a sentence or two how the answer was found, and writes the
 answer itself between <answer> tags. The text between the last pair of tags is graded; without tags,
-the whole completion (but not its thinking).
+the whole completion (but not its thinking, and nothing if it was cut).
 """
 
 import re
@@ -58,6 +58,6 @@ def parse(text, cut=False):
     """
     text = after_thinking(text) or ""
     answers = ANSWER.findall(text)
-    if not answers and not cut:  # what follows the last <answer> that something follows
+    if not answers and not cut:  # the text after the last <answer> that has text after it
         answers = [part for part in OPEN.split(text) if part.strip()]
     return answers[-1].strip() if answers else ""

@@ -83,7 +83,7 @@ LABELS = {  # {label: a pattern for its spellings}; \u2010 and \u2011 are hyphen
 
 @dataclass
 class Plan:
-    """The parsed plan a^t. Its justification is dropped: no other module needs it."""
+    """The parsed plan a^t. Its justification is dropped: it only makes the planner think first."""
 
     context: str
     sub_goal: str

@@ -21,8 +21,8 @@ Whatever goes wrong is one of two things:
                 memory says why: the planner reads it in its next prompt.
     a failure   The rollout is aborted (`failed` says why), counts as wrong, and is not trained on.
                 A module, base_generator or the judge got no completion from its language model: the
-                server is down, or the prompt is too long even with a shortened memory. (A query
-                that is too long for base_generator is an error.)
+                server is down, or the prompt is too long even with a shortened memory. (A rollout
+                on which the judge gives no verdict, `undecided`, is treated in the same way.)
 
 Below it: who plays what, and the command line.
 

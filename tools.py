@@ -42,8 +42,7 @@ class Tool:
     example: str  # one call
     needs: tuple[str, ...] = ()  # environment variables that must be set
     from_web: bool = False  # its results come from the network, so --cache keeps them
-    # its function also gets state=, the rollout's own dict, to keep things in
-    stateful: bool = False
+    stateful: bool = False  # its function also gets state=, see below
 
     def __post_init__(self):
         if self.run is None and list(self.arguments) != ["query"]:

@@ -240,7 +240,7 @@ def set_up(args):
     policy = load_policy(args, checkpoint)
     say(f"planner {policy}")
     loaded = {args.model: adapters.without(policy)} if args.lora else {}
-    if args.beta:  # first: adapters on the same model, as --fixed, would make theirs of it
+    if args.beta:  # first: if --fixed were adapters on --model, these would be part of π_ref
         solve.engine_of(args.model, args, loaded)
     fixed, tools, judge = solve.load_cast(args, loaded, say)
     frozen = loaded.get(args.model)
@@ -358,8 +358,8 @@ NIGHT = DEFAULTS | {
     "every": 10,
     "keep": 2,
 }
-# --paper: its batches, its plans, all weights at its rate. The steps are read off its figures;
-# temperature and mini-batches of 8 questions are the released configuration's.
+# --paper: its batches, its plans, all weights at its rate. The steps are read off its figures; the
+# temperature is the released code's, and so is 64 in a mini-batch (there turns, here rollouts).
 PAPER = NIGHT | {"steps": 32, "questions": 32, "max_new_tokens": 2048, "every": 5}
 
 
