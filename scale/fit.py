@@ -10,7 +10,7 @@ Bytes a weight on each of N cards, where the model computes in bfloat16. P weigh
                          weights  gradients  masters, moments   frozen copy   on the host
     all weights           2/N       2/N          12/N               2              2
     optimizer on host     2/N       2/N           -                 2             12 + 2
-    adapters              2         2 A/P        14 A/P             -              2
+    adapters              2 + 2 A/P 2 A/P        12 A/P             -              2
 
 "Frozen copy": the model that plays the other modules and is π_ref. With adapters it is the policy
 with its adapters off. "On the host": also the weights while they are saved. To this comes the
