@@ -69,8 +69,7 @@ def train(stage, start, out, seed, args):
     new = [*RECIPE, *flags.split(), *flags_of(args), "--max-turns", turns, "--model", start]
     new += ["--data", data, "--valid", "none", "--seed", seed]
     go_on(script, new, steps, out)
-    reward = lambda: fmean(float(row["reward"]) for row in rows_of(out / "log.csv")[-BLOCK:])
-    while steps < most and reward() < ENOUGH:
+    while steps < most and reward(out, steps) < ENOUGH:
         steps += BLOCK
         go_on(script, new, steps, out)
     if not whole.exists():
@@ -78,6 +77,13 @@ def train(stage, start, out, seed, args):
         local.save(engine.model.merge_and_unload(), engine.tokenizer, beside)
         beside.rename(whole)
     return whole
+
+
+def reward(out, steps):
+    """The mean reward of the last block of so many steps. (log.csv has more of them if the command
+    was killed, and begins again with the first block.)"""
+    rows = rows_of(out / "log.csv")[steps - BLOCK : steps]
+    return fmean(float(row["reward"]) for row in rows)
 
 
 def tested(planner, model, out, args):

@@ -146,6 +146,11 @@ MADE_FIRST = {  # {table: (folder, command)}: models that more than one row begi
 # ---------------------------------------------------------------------------------------- the runs
 @cache
 def version(fork=""):
+    """now(), as it was when this command began."""
+    return now(fork)
+
+
+def now(fork=""):
     """A digest of what decides a run: the code, the toy, and a fork's diff."""
     toy = (ROOT / "toy").glob("*.*")
     files = sorted(file for file in toy if file.suffix not in (".py", ".md"))
@@ -162,18 +167,21 @@ def run(folder, command, fork=""):
     """Run a Python command with this folder in runs/study/, unless it has been run. What a killed
     one has left is deleted."""
     out, done = STUDY / folder, STUDY / f"{folder}.done"
+    code = version(fork)
     if done.exists():
-        if done.read_text() != version(fork):
+        if done.read_text() != code:
             print(f"{folder} was made by other code or data; to make it again, delete {done}")
         return
     shutil.rmtree(out, ignore_errors=True)
     words = [sys.executable, *shlex.split(command.format(out=out))]
     with open(STUDY / f"{folder}.txt", "w") as log:
-        code = checkout(fork) if fork else ROOT
-        failed = subprocess.run(words, cwd=code, stdout=log, stderr=subprocess.STDOUT).returncode
+        top = checkout(fork) if fork else ROOT
+        failed = subprocess.run(words, cwd=top, stdout=log, stderr=subprocess.STDOUT).returncode
     if failed:
         raise SystemExit(f"study.py: {shlex.join(words)} failed: see {log.name}")
-    done.write_text(version(fork))
+    if not fork and now() != code:
+        raise SystemExit(f"study.py: the code was edited during {folder}: repeat the command")
+    done.write_text(code)
     print(folder, flush=True)
 
 
@@ -196,7 +204,7 @@ def checkout(fork):
 
 def run_all(rows, workers):
     """All commands that the rows need, the models first."""
-    version()  # of the code as it is now: it may be edited while a run goes on
+    version()  # before a run, during which the code may be edited
     first = {MADE_FIRST[row.table] for row in rows if row.table in MADE_FIRST}
     trainings = {(row.folder, row.train, row.fork) for row in rows if row.train}
     tests = {(row.tested(), row.test()) for row in rows if row.planner is not None}

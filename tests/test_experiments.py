@@ -115,6 +115,17 @@ def test_a_run_with_another_toy_or_fork_is_said_to_be_another(file, studied):
     assert after[1] != before[1] and (after[0] == before[0]) == ("forks" in file)
 
 
+def test_code_that_is_edited_during_a_run_ends_the_study_and_the_run_is_made_again(studied):
+    (studied / "runs/study").mkdir(parents=True)
+    (studied / "edit.py").write_text("open('toy/test.jsonl', 'a').write('x')")
+    with pytest.raises(SystemExit, match="the code was edited during mine: repeat the command"):
+        study.run("mine", "edit.py")
+    study.version.cache_clear()  # a new command
+    (studied / "edit.py").write_text("")
+    study.run("mine", "edit.py")
+    assert (studied / "runs/study/mine.done").read_text() == study.now()
+
+
 def test_a_study_of_fewer_seeds_does_not_replace_more():
     assert study.lost_seeds(study.all_rows(5)) is None
     assert study.lost_seeds(study.all_rows(7)) is None

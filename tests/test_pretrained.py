@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import planner
 import solve
 from benchmarks.questions import Question, read_questions
-from experiments import pretrained, study
+from experiments import curriculum, pretrained, study
 from flow_grpo import distribution
 from memory import Memory
 from models import local
@@ -177,6 +177,12 @@ def test_a_whole_run_ends_in_a_table_and_is_not_repeated(folder, tmp_path):
     assert all(row["n"] == "24" and row["model"] == folder.name for row in rows)
     [step] = csv.DictReader(open(tmp_path / "pretrained-log.csv", newline=""))
     assert step["run"] == f"{folder.name}, seed 0" and step["step"] == "1"
+
+
+def test_a_stage_that_begins_again_looks_at_the_steps_that_count(tmp_path):
+    rewards = [0.1] * 20 + [0.9] * 4  # killed in step 25
+    (tmp_path / "log.csv").write_text("reward\n" + "".join(f"{r}\n" for r in rewards))
+    assert curriculum.reward(tmp_path, 20) == pytest.approx(0.1)
 
 
 @pytest.mark.extras("peft")
