@@ -111,7 +111,7 @@ def add_rollouts(path, step, rollouts):
 def save(args, policy, optimizer, step):
     """Write step-N/, and delete checkpoints that are no longer needed."""
     out, folder, beside = Path(args.out), Path(args.out, f"step-{step}"), Path(args.out, "writing")
-    if folder.exists():
+    if folder in checkpoints(out):
         return
     if sharded.RANK == 0:
         shutil.rmtree(beside, ignore_errors=True)
@@ -125,6 +125,8 @@ def save(args, policy, optimizer, step):
     if sharded.RANK == 0:
         for path in [*beside.iterdir(), beside, *out.glob("*.*")]:  # and the logs up to here
             sync(path)
+        # one without trainer-R.pt, of a run that then went on from an earlier checkpoint
+        shutil.rmtree(folder, ignore_errors=True)
         beside.rename(folder)
         sync(out)
         forget_old(out, args.keep)
