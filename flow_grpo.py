@@ -413,8 +413,8 @@ def update(
         skipped     steps skipped because the gradient was not finite, or far too large
         loss        -J, mean over the optimiser steps; it does not measure learning, see loss()
 
-    With beta = 0, the metrics leave out actions with A = 0. The result also has "token_budget", the
-    largest that fitted: start the next update with it."""
+    With beta = 0 and no `more`, the metrics leave out actions with A = 0. The result also has
+    "token_budget", the largest that fitted: start the next update with it."""
     beta = beta if reference is not None else 0
     check_actions(actions, len(groups), temperature)
     if ranks:
@@ -425,7 +425,7 @@ def update(
         # First the weights: N and T also count actions that are on other GPUs, or left out here.
         mini = weighted(actions, rollouts, token_mean)
         mini = ranks.own_actions(mini) if ranks else mini
-        if not beta:  # actions with A = 0 have no gradient (for a term of yours, see docs/fork.md)
+        if not (beta or more):  # actions with A = 0 have no gradient
             mini = [a for a in mini if a.A != 0]
         minis.append(mini)
 

@@ -62,7 +62,7 @@ from record.metrics import accuracy_line, calls_line, summary
 from record.rollouts import block, ending, record_of, trace
 from rewards.grade import grade
 from rewards.judge import cached
-from tools import TOOLS, choose, left_out, run_calls
+from tools import TOOLS, choose, lacking, left_out, run_calls
 from world.mistakes import Mistake, end_of_pipe
 from world.sandbox import protection
 from world.services import Cache
@@ -87,7 +87,8 @@ class Rollout:
     # What the policy wrote, with the ids of s^t and a^t: Flow-GRPO trains on it, and train.py makes
     # a flow_grpo.Action of each. By default these are the completions of the planner, one a turn.
     sampled: list[Completion] = field(default_factory=list)
-    state: dict = field(default_factory=dict)  # for tools that keep something between calls
+    # for tools that keep something between calls; at first {"question": question}
+    state: dict = field(default_factory=dict)
 
     # how it ended
     stopped: bool = False  # the verifier said STOP; False if the turns ran out
@@ -139,7 +140,7 @@ def roll_out(
         raise Mistake(f"no module is called {min(unknown)!r}: train some of {', '.join(MODULES)}")
     start = time.perf_counter()
     engines = fixed if isinstance(fixed, dict) else {"default": fixed}
-    rollouts = [Rollout(question, Memory(question.question)) for question in questions]
+    rollouts = [Rollout(q, Memory(q.question), state={"question": q}) for q in questions]
     ask_model = engines.get("base_generator", engines["default"])
     ask_model = partial(ask_model, max_new_tokens=max_new_tokens)
     bar = tqdm(total=len(rollouts), unit="rollout", leave=False, delay=1, disable=live or None)
@@ -301,7 +302,7 @@ def main(args):
     if args.compare:
         from record.compare import answer_both, compare
 
-        folders = answer_both(args) if args.data or args.benchmark else args.compare
+        folders = answer_both(args, flags) if args.data or args.benchmark else args.compare
         return print(*compare(*folders, args.out), sep="\n")
     sets = load_questions(args)
     loaded = {}
@@ -309,9 +310,7 @@ def main(args):
     print(f"planner {policy}")
     cast = policy, *load_cast(args, loaded, say=lambda *lines: print(*lines, sep="\n"))
     local = [engine for name, engine in loaded.items() if not is_server(name)]
-    # What keys and devices have chosen is kept with the answers, as if it had been given.
-    args.tools = args.tools or [*cast[2]]
-    if local:
+    if local:  # what the device has chosen is kept with the answers, as if it had been given
         args.dtype = str(local[0].model.dtype).removeprefix("torch.")
     for engine in [engine for engine in local if engine.model.device.type == "cuda"]:
         from scale import fit
@@ -385,7 +384,10 @@ def answer(args, cast, questions, trial, path):
         yield rollouts
 
 
-flags = partial(solve_flags, tools=TOOLS, about=__doc__.split("\n")[0])
+def flags(words=None):
+    args = solve_flags(words, tools=TOOLS, about=__doc__.split("\n")[0])
+    args.tools = args.tools or [name for name in TOOLS if not lacking(name)]
+    return args
 
 
 def interrupted(number, frame):

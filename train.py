@@ -66,9 +66,9 @@ def one_step(step, args, data, cast, reference, optimizer, for_update, first):
     usable, groups = with_outcome(rollouts, args.group_size)  # neither failed nor undecided
     rewards = [rollout.reward for rollout in usable]  # to shape them: rewards/grade.py
     A, flat = advantages(rewards, groups)
-    actions = actions_of(usable, A)
     row = log_row(step, rollouts, usable, groups, flat, tools)
     say(*advice(row, rollouts), *(check_lines(row) if first else []))
+    actions = actions_of(usable, A)  # to train on fewer, filter these: the row has counted all
 
     middle = time.perf_counter()
     this_step = dict(temperature=temperature, seed=seed)
@@ -112,6 +112,9 @@ def train(args):
             evaluate(args, cast, frozen, step, "valid", valid)
 
     evaluate(args, cast, frozen, args.steps, "test", test)
+    if args.rehearse and done == 0:  # after the checkpoint: its update is of random tokens
+        learn = partial(update, policy.model, reference, optimizer, **for_update)
+        say(*rehearsal.largest(args, policy, frozen, learn, Action))
     sharded.stop()
     if args.rehearse and done < args.steps:
         say(rehearsal.whole_run(args, policy, *seconds))
@@ -195,7 +198,7 @@ def evaluate(args, cast, frozen, step, name, questions):
         row = {"step": step, "questions": name} | {column: found[column] for column in columns}
         row |= {"n": len(rollouts)} | (adapters.moved(cast[0], frozen) if frozen else {})
         add_row(file, row)
-        say(f"{name:<5} after step {step}: {accuracy_line(found, len(rollouts))}")
+        say(f"{name:<5} after step {step}: {accuracy_line(found, len(questions))}")
         if name == "test" or step == 0:
             say(f"calls   {calls_line(found)}")
         if step and frozen:
@@ -272,9 +275,6 @@ def set_up(args):
     checkpoints.open_run(args, loaded, {"data": data, "valid": valid, "test": test}, done)
     if not checkpoint:
         save(args, policy, optimizer, 0)  # a disk that is full shows now
-    if args.rehearse and not checkpoint:
-        learn = partial(update, policy.model, reference, optimizer, **for_update)
-        say(*rehearsal.largest(args, policy, frozen, learn, Action))
     return (data, valid, test), cast, frozen, reference, optimizer, for_update, done
 
 
@@ -385,7 +385,8 @@ def settings(given):
         args.rehearse = {"steps": args.steps, "questions": args.questions}  # of the whole run
         args.out, args.steps, args.questions, args.minibatches = f"{args.out}-rehearsal", 1, 2, 1
         args.valid = args.test = "none"
-    if twice := [name for name in TRAINED if getattr(args, name, None)]:
+    args.trained = [*TRAINED]
+    if twice := [name for name in TRAINED if getattr(args, name, None) not in (None, args.model)]:
         raise Mistake(f"the {twice[0]} is trained: leave out --{twice[0]}, which would not act")
     if Path(args.out).exists():
         raise Mistake(f"{args.out} exists: --resume {args.out} goes on; or give another --out")

@@ -213,6 +213,7 @@ def sample(
         attention_mask=mask,
         past_key_values=cache,
         max_new_tokens=max_new_tokens,
+        # no top_k, top_p here: what is scored would differ, so edit distribution(), which does both
         **(dict(do_sample=True, top_k=0, top_p=1.0) if temperature else {}),
         eos_token_id=stops or None,
         pad_token_id=pad,

@@ -26,6 +26,7 @@ from glob import glob
 from pathlib import Path
 from statistics import fmean
 
+from record.flags import CHECKPOINT_SETTINGS, MODELS, flag_of
 from record.folder import digest, replace_file
 from record.metrics import accuracy_line, interval, summary
 from record.rollouts import read_answers
@@ -210,13 +211,27 @@ def line_of(row):
     return "    {} | gold {} | A {} | B {}".format(*short)
 
 
-def answer_both(args):
+def refuse_two_flows(settings):
+    """Mistake if models would not be run in the same flow: checkpoints remember that of their
+    training, others have the defaults, and a planner with more turns would seem better."""
+    for name in (*CHECKPOINT_SETTINGS, "max_turns"):
+        values = {str(getattr(one, name, None)): one.model for one in settings}
+        if name in MODELS[1:-1]:  # a model that was trained for this module, too, plays it
+            values = {value: model for value, model in values.items() if value != model}
+        if len(values) > 1:
+            found = " | ".join(f"{model}: {value}" for value, model in values.items())
+            raise Mistake(f"give {flag_of(name)}, which would not be the same of both: {found}")
+
+
+def answer_both(args, flags):
     """The folders with the answers of two models, or patterns of models: this command runs once for
-    each."""
+    each. flags: solve.py's, which say how a model would be run."""
     top, at = Path(args.out or "runs/compare"), sys.argv.index("--compare")
     words = sys.argv[1:at] + sys.argv[at + 3 :]
     folder_of = lambda model: top / re.sub(r"[^\w*]+", "-", model)
-    for model in itertools.chain(*map(matching, args.compare)):
+    models = [*itertools.chain(*map(matching, args.compare))]
+    refuse_two_flows([flags([*words, "--model", model]) for model in models])
+    for model in models:
         folder = folder_of(model)
         print(f"{model} answers, kept in {folder}", flush=True)
         run = [sys.executable, sys.argv[0], *words, "--model", model, "--out", str(folder)]

@@ -17,7 +17,7 @@ TOY = os.path.relpath(Path(__file__).parents[1] / "toy")
 # the flags that name a model, beside --model
 MODELS = "fixed", "executor", "verifier", "generator", "base_generator", "judge"
 # what a checkpoint remembers of its training, for solve.py and for a training that goes on from it
-CHECKPOINT_SETTINGS = *MODELS, "tools", "corpus", "think", "max_new_tokens"
+CHECKPOINT_SETTINGS = *MODELS, "tools", "corpus", "think", "max_new_tokens", "trained"
 EXAMPLES = 8  # how many of the toy's questions are answered if the command line names none
 SWITCH = {"action": "store_const", "const": True}  # a flag without a value: True, else None
 
@@ -182,6 +182,7 @@ def remembered(args):
             raise Mistake(f"{model} was trained with {flag} {found[name]}: give that or another")
     if found.get("corpus") and Path(model, found["corpus"]).exists():
         found["corpus"] = str(Path(model, found["corpus"]))
+    found |= {name: model for name in found.pop("trained", ()) if name in MODELS}  # plays them, too
     return {name: found[name] for name in CHECKPOINT_SETTINGS if found.get(name)}
 
 

@@ -1,9 +1,9 @@
 """train.py --rehearse: what kills a long run, met in minutes.
 
-A night ends at its largest batch, at its first checkpoint or when it is resumed. largest() makes
-the largest batches that a step can bring, of random tokens: completions up to the limit after the
-longest prompts, and an update of such plans. After it train() takes a real step of two questions
-and saves it, whole_run() says what a run would cost, and a new process resumes for another step.
+A night ends at its largest batch, at its first checkpoint or when it is resumed. train() takes a
+real step of two questions and saves it. largest() makes the largest batches that a step can bring,
+of random tokens: completions up to the limit after the longest prompts, and an update of such
+plans. whole_run() says what a run would cost, and a new process resumes for another step.
 """
 
 import os

@@ -676,6 +676,9 @@ def test_a_term_with_a_setting_of_its_own_gets_it_by_name(monkeypatch):
     monkeypatch.setattr(flow_grpo, "update", module.update)
     found = [learn(tiny(), *lesson(), **more)[0]["loss"] for more in ({}, {"bonus": 0.5})]
     assert found[0] == pytest.approx(plain) != found[1]
+    actions, A = lesson()  # without a KL and with no group that is not flat, the term acts alone
+    flat = [learn(tiny(), actions, 0 * A, beta=0, **more)[0] for more in ({}, {"bonus": 0.5})]
+    assert flat[0]["loss"] == 0 == flat[0]["grad_norm"] and flat[1]["grad_norm"] > 0.01
     with pytest.raises(TypeError, match="unexpected keyword argument 'bonsu'"):
         learn(tiny(), *lesson(), bonsu=0.5)
 

@@ -27,12 +27,13 @@ from benchmarks.questions import Question, read_questions
 from models import local
 from models.completion import TOO_LONG, Completion
 from record import folder
+from record.compare import refuse_two_flows
 from record.flags import EXAMPLES, TOY
 from record.folder import append
 from record.metrics import summary
 from record.rollouts import ending, record_of, rollout_of, tokens_of, trace
 from tools import TOOLS as ALL_TOOLS
-from tools import Tool
+from tools import Tool, lacking
 from world.mistakes import Mistake
 
 PROMPTS = {module.__name__: module.PROMPT for module in (planner, executor, verifier, generator)}
@@ -680,14 +681,22 @@ def test_two_folders_and_two_models_are_compared(run, monkeypatch, server):
         return type("Done", (), {"returncode": 0})
 
     server.models = ["a", "b"]
-    right = lambda body: body["model"] == "a" and "You write the final answer" in str(body)
     double = lambda body: 2 * int(re.search(r"Double (\d+)", str(body))[1])
-    server.reply = lambda body, turn: (
-        answer(f"{double(body)}") if right(body) else model(body, turn)
-    )
+
+    def reply(body, turn):  # the plans of a lead to right answers
+        if body["model"] == "a" and "planner" in str(body):
+            return answer(ASK.replace("Sub-goal:", "Sub-goal: well,"))
+        if "well," in str(body) and "You write the final answer" in str(body):
+            return answer(f"{double(body)}")
+        return model(body, turn)
+
+    server.reply = reply
     monkeypatch.setattr(subprocess, "run", in_this_process)
     monkeypatch.setattr(folder, "version", lambda: "")
-    out = run(f"--compare|SERVER#a|SERVER#b|{DATA}")
+    both = f"--compare|SERVER#a|SERVER#b|{DATA}"
+    with pytest.raises(SystemExit, match="give --fixed, .* the same of both: .*#a: "):
+        run(both)
+    out = run(f"{both}|--fixed|SERVER#b")
     assert "A alone right 1, B alone right 0" in out and "gold 6 | A 6 | B 7" in out
     folders = sorted(str(path) for path in Path("runs/compare").iterdir())
     assert run("--compare", *folders, "--out|both") == out + (
@@ -744,7 +753,8 @@ def test_without_arguments_a_few_questions_of_the_toy_are_answered():
     assert (args.limit, args.max_turns, args.temperature) == (EXAMPLES, 3, 0.7)
     assert args.judge == "none" and args.corpus.endswith("toy/corpus.jsonl")
     args = flags("q|--model|Qwen/Qwen2.5-7B-Instruct")
-    assert (args.temperature, args.max_turns, args.data, args.tools) == (0, 10, None, None)
+    assert (args.temperature, args.max_turns, args.data) == (0, 10, None)
+    assert args.tools == [name for name in ALL_TOOLS if not lacking(name)]
     assert flags("--data|x.jsonl").temperature == 0.7 and flags("--data|x.jsonl").limit is None
     assert flags("--benchmark|gaia").out == "runs/toy-benchmarks"
     args = flags("q|--model|a|--fixed|b")
@@ -759,6 +769,24 @@ def test_a_checkpoint_brings_the_modules_and_tools_that_it_was_trained_with(tmp_
     assert (args.fixed, args.verifier, args.executor) == ("frozen", "another", None)
     assert (args.tools, args.corpus) == (["python_coder"], "mine.jsonl")
     assert (args.think, args.max_new_tokens) == (True, 77)
+    base = flags("--data|x.jsonl|--model|frozen|--tools|python_coder|--corpus|mine.jsonl")
+    with pytest.raises(Mistake, match=r"give --verifier, .*: another \| frozen: None"):
+        refuse_two_flows([args, base])
+
+
+def test_a_checkpoint_plays_all_modules_that_it_was_trained_for(tmp_path):
+    trained = {"fixed": "base", "trained": ["planner", "generator"], "max_new_tokens": 77}
+    (tmp_path / "train.json").write_text(json.dumps(trained | {"tools": ["python_coder"]}))
+    shared = "--data|x.jsonl|--tools|python_coder"
+    trained, base = (flags(f"{shared}|--model|{model}") for model in (tmp_path, "base"))
+    assert (trained.fixed, trained.generator, trained.verifier) == ("base", str(tmp_path), None)
+    with pytest.raises(Mistake, match=r"give --max-new-tokens, .*: 77 \| base: None"):
+        refuse_two_flows([trained, base])
+    base.max_new_tokens = 77
+    refuse_two_flows([trained, base])
+    base.max_turns = 3
+    with pytest.raises(Mistake, match=r"give --max-turns, .*: 10 \| base: 3"):
+        refuse_two_flows([trained, base])
 
 
 def test_a_checkpoint_does_not_choose_the_server_that_reads_our_questions_and_our_key(tmp_path):

@@ -248,6 +248,17 @@ def test_best_is_a_link_to_the_checkpoint_that_beats_the_untrained_and_all_befor
         assert not (run("none", **QUICK | {"valid": "valid.jsonl"}) / "best").exists()
 
 
+def test_a_checkpoint_without_its_optimiser_is_written_again():
+    out = run("halves", **QUICK | {"steps": 2}, every=1)
+    weights = (out / "step-2/model.safetensors").read_bytes()
+    (out / "step-2/trainer-0.pt").unlink()  # to save room
+    (out / "step-2/model.safetensors").write_bytes(b"")
+    assert checkpoints.last_checkpoint(out).name == "step-1"
+    resume(out)
+    assert checkpoints.last_checkpoint(out).name == "step-2"
+    assert (out / "step-2/model.safetensors").read_bytes() == weights
+
+
 def test_a_checkpoint_that_is_gone_is_not_the_best_nor_is_one_for_its_test(tmp_path):
     values = {0: 0.1, 10: 0.6, 20: 0.5, 30: 0.55}
     lines = [f"{step},valid,{value}\n{step},test,{1 - value}\n" for step, value in values.items()]
@@ -290,6 +301,8 @@ def test_the_last_line_names_the_modules_that_were_trained(trained, model, monke
     out = run(f"trains{len(trained)}", **QUICK)
     told = f"Try: python solve.py --model {model} --generator {out}/step-1\n"
     assert capsys.readouterr().out.endswith(told)
+    args = solve.flags(["q", "--model", f"{out}/step-1"])
+    assert args.generator == f"{out}/step-1" and args.verifier is None
 
 
 def test_a_model_for_a_module_that_is_trained_is_refused(monkeypatch):
@@ -773,7 +786,7 @@ def test_a_rehearsal_meets_what_a_long_run_meets(monkeypatch, server, capsys):
     longest = 4096 - 6  # tokens of the model's context, and of a plan
     sampled = [(len(texts), len(texts[0]), n, stops) for (_, texts, stops, _, n, *_), *_ in calls]
     assert sampled[:2] == [(3 * 4, longest, 6, [])] * 2  # the planner, and the frozen model
-    (*_, actions, _), settings, _ = updates[0]
+    (*_, actions, _), settings, _ = updates[1]  # after the real one, which is saved
     plans = [(len(action.prompt_ids), len(action.ids)) for action in actions]
     assert plans == [(longest, 6)] * 4 and settings["minibatches"] == 1  # two micro-batches
     text = capsys.readouterr().out
