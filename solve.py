@@ -371,7 +371,7 @@ def answer(args, cast, questions, trial, path):
                 max_new_tokens=args.max_new_tokens,
                 live=bool(args.question) and not args.quiet,
             )
-            if why := servers_down(rollouts):
+            if why := servers_down(rollouts, cast[2]):
                 raise Mistake(f"{why}: fix that, then the same command goes on")
             if path:
                 append(path, map(record_of, rollouts))

@@ -59,7 +59,7 @@ def one_step(step, args, data, cast, reference, optimizer, for_update, first):
     temperature = args.temperature  # of sampling and of the ratio: edit it here for a schedule
     questions = questions_of(step, data, args.questions, args.seed)
     rollouts = rollouts_of(questions, args.group_size, args, cast, temperature, seed)
-    if why := servers_down(rollouts):
+    if why := servers_down(rollouts, tools):
         save(args, policy, optimizer, step - 1)  # this step is run again
         raise Mistake(f"{why}. Then go on with --resume {args.out}")
 
@@ -99,6 +99,8 @@ def train(args):
         say(line_of(row, args.steps, *seconds))
         if first:
             say(cost_line(rollouts, sum(seconds), args.steps - step, cast[2]))
+            if not getattr(policy.model, "tree_rows", True):  # fast/trees.py has tried
+                say("        the update reads a row for each plan, which is slower")
 
         ending = sharded.any_rank(SIGNALS)  # the same on all GPUs
         late = sharded.any_rank(args.minutes and time.monotonic() - saved > 60 * args.minutes)
@@ -191,7 +193,7 @@ def evaluate(args, cast, frozen, step, name, questions):
     done = any((row["step"], row["questions"]) == (str(step), name) for row in rows_of(file))
     if questions and not done:  # it is done if a finished run is resumed
         rollouts = rollouts_of(questions, 1, args, cast, args.temperature, args.seed)
-        if why := servers_down(rollouts):
+        if why := servers_down(rollouts, cast[2]):
             raise Mistake(f"{why}. Then go on with --resume {args.out}")
         found = summary(rollouts)
         columns = "accuracy turns errors failed undecided".split()

@@ -9,12 +9,15 @@ since the policy has to learn to end; a completion that was cut at max_new_token
 """
 
 import re
+from collections import Counter
 from dataclasses import dataclass, replace
 
 from world.text import printable
 
 NEW_TOKENS = 1024  # the limit of a completion, unless the caller or the checkpoint sets one
 TOO_LONG = "The prompt, with room for the answer, is longer than the model's context."
+# the result of a call whose web service was down, or had too many requests
+NO_SERVICE = re.compile(r"Error: (\S+) (?:cannot be reached|answered (?:429|5\d\d))")
 
 
 @dataclass
@@ -50,14 +53,21 @@ def outage(error: str) -> bool:
     return error != "" and TOO_LONG not in error and not re.search(this_prompt, error)
 
 
-def servers_down(rollouts: list) -> str:
+def servers_down(rollouts: list, tools: dict) -> str:
     """Why a run must stop: an outage hit more than half of the rollouts, or of those that needed
-    the judge (if they are four or more: one may be hard to judge). "" if not."""
+    the judge (if they are four or more: one may be hard to judge), or one service did not answer
+    more than half of a tool's calls (if they are ten or more). "" if not."""
     asked = [r for r in rollouts if r.judged or r.undecided or r.failed.startswith("judge: ")]
     for some, what in (rollouts, "rollouts"), (asked, "rollouts that needed the judge"):
         down = [rollout.failed for rollout in some if outage(rollout.failed)]
         if 2 * len(down) > len(some) and (some is rollouts or len(some) >= 4):
             return printable(f"{len(down)} of {len(some)} {what} were aborted ({down[0]})")
+    for name in (name for name, tool in tools.items() if tool.from_web):
+        results = [step.result for r in rollouts for step in r.memory.steps if step.tool == name]
+        hosts = Counter(found[1] for found in map(NO_SERVICE.match, results) if found)
+        for host, down in hosts.most_common(1):
+            if 2 * down > len(results) >= 10:
+                return f"{host} did not answer {down} of {len(results)} calls of {name}"
     return ""
 
 

@@ -138,16 +138,18 @@ def test_the_script_for_a_night_goes_on_after_each_stop_and_then_stops_the_machi
     page = (ROOT / "docs/gpu.md").read_text("utf-8")
     script = re.search(r"^    \. \./flags\.sh$.*?^    STOP_COMMAND.*?$", page, re.S | re.M)[0]
     flags = re.search(r'^    FLAGS="(.*)"$', page, re.M)
-    (tmp_path / "flags.sh").write_text(flags[0])
+    (tmp_path / "flags.sh").write_text(flags[0])  # without its lines before, for a real machine
     (tmp_path / "tries").touch()
-    for name in "python sleep rsync STOP_COMMAND".split():
+    for name in "curl python sleep rsync tmux STOP_COMMAND".split():
         (tmp_path / name).write_text(STUB)
         (tmp_path / name).chmod(0o755)
     path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     script += "\nwait"  # for its first command
     subprocess.run(["bash", "-c", script], cwd=tmp_path, check=True, env=os.environ | path)
     calls = (tmp_path / "calls").read_text().splitlines()
-    assert calls.count("STOP_COMMAND ") == 2 and "sleep 9h" in calls  # one would come after 9 hours
+    # one would come after 11 hours
+    assert calls.count("STOP_COMMAND ") == 2 and "sleep 11h" in calls
+    assert f"tmux pipe-pane -o cat >> {tmp_path}/night.log" in calls
     start, resume = f"python train.py {flags[1]}", f"python train.py {flags[1]} --resume runs/first"
     compare = "python solve.py --compare MODEL runs/first/step-7 ..."
     wanted = [
@@ -155,7 +157,10 @@ def test_the_script_for_a_night_goes_on_after_each_stop_and_then_stops_the_machi
         start,
         resume,
         resume,
-        compare,
         "rsync -a -e ssh -o BatchMode=yes runs answers.sqlite HOME:",
+        compare,
+        "rsync -a -e ssh -o BatchMode=yes runs answers.sqlite night.log HOME:",
     ]
-    assert [call for call in calls if not call.startswith(("sleep", "STOP"))] == wanted
+    others = "curl", "sleep", "tmux", "STOP"
+    assert [call for call in calls if not call.startswith(others)] == wanted
+    assert sum(call.startswith("curl") for call in calls) == 4  # vLLM answers before each try

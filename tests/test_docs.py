@@ -24,7 +24,9 @@ ROOT = Path(__file__).resolve().parents[1]
 USE, TOUR = ROOT / "docs/use.md", ROOT / "docs/tour.md"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 SCRIPTS = [*ROOT.glob("*.py"), *ROOT.glob("*/*.py")]
-COMMAND = re.compile(r"(?:python3?|torchrun \S+ \d+) (?!-m venv|-m pytest)((?:-m )?\S+)([^|&`]*)")
+COMMAND = re.compile(
+    r"(?:python3?|torchrun(?: --\S+ \d+)+) (?!-m venv|-m pytest)((?:-m )?\S+)([^|&`]*)"
+)
 FILE = re.compile(r"([\w./-]+\.(?:py|md|diff|jsonl|csv|svg))(?:: ([\w, ]+))?")  # and its functions
 MADE_BY_RUNS = re.compile(r"runs/|(questions|rollouts|log|evals|table)\.")
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

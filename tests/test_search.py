@@ -1,12 +1,18 @@
 """Searches: what a query finds in a corpus, on a page, on Wikipedia and with Google."""
 
 import json
+import math
+import os
 import sqlite3
+import subprocess
+import sys
 import threading
+from collections import deque
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from test_house import ROOT
 from test_services import quick, reply, serve  # noqa: F401  (fixtures)
 
 import tools
@@ -326,6 +332,23 @@ def test_the_live_wikipedia_is_searched_and_its_best_passages_come_with_their_pa
     assert not error and result.startswith("[1] Eisen (https://de.wikipedia.org/wiki/Eisen): ")
     assert "1538" in result and "Rost" not in result
     assert all(request.startswith("GET /de/w/api.php?") for request in server.requests)
+    assert all(f"User-Agent: {search.WIKIMEDIA_AGENT}" in request for request in server.requests)
+
+
+def test_wikimedia_learns_who_asks_and_gets_no_more_requests_a_minute_than_it_answers(
+    net, monkeypatch
+):
+    command = [sys.executable, "-c", "from world.search import WIKIMEDIA_AGENT as it; print(it)"]
+    env = os.environ | {"WIKIMEDIA_CONTACT": "me@example.org"}
+    said = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert said.stdout.startswith("nano-agentflow/1.0 (me@example.org) python-requests/")
+    pauses = []
+    monkeypatch.setattr(search, "SENT", deque([-math.inf] * 3, maxlen=3))
+    monkeypatch.setattr(search.time, "sleep", pauses.append)
+    net(*[NONE] * 4)
+    for query in "abcd":
+        live(query)
+    assert pauses[:3] == [0, 0, 0] and 58 < pauses[3] <= 60
 
 
 @pytest.mark.parametrize("language", ["", "d/e", "en.evil.com#", "DE", "127.0.0.1:80/", "en@evil"])

@@ -305,7 +305,31 @@ def test_a_judge_that_is_down_stops_a_run_even_if_rules_decide_the_most(dead, sp
         failed=failed, judged=judged, undecided=False
     )
     rollouts = [of("judge: h answered 503")] * dead + [of(judged=True)] * spoke + [of()] * decided
-    assert servers_down(rollouts) == down
+    assert servers_down(rollouts, {}) == down
+
+
+@pytest.mark.parametrize(
+    "results, down",
+    [
+        ("DDDDDDDFFF", "en.wikipedia.org did not answer 7 of 10 calls of search"),
+        ("LLLLLLFFFFF", "en.wikipedia.org did not answer 6 of 11 calls of search"),
+        ("DDDDDFFFFF", ""),
+        ("DDDDDDDDD", ""),  # too few
+        ("012345678D", ""),  # addresses that a model has made up
+        ("MMMMMMMMMM", ""),  # a page that is missing
+    ],
+)
+def test_a_web_service_that_is_down_stops_a_run_that_would_learn_not_to_call_it(results, down):
+    texts = {"D": "Error: en.wikipedia.org cannot be reached (no answer in time)", "F": "[1] Bern"}
+    texts |= {"L": "Error: en.wikipedia.org answered 429 Too Many Requests"}
+    texts |= {"M": "Error: en.wikipedia.org answered 404 Not Found"}
+    of = lambda kind: texts.get(kind, f"Error: made{kind}.up cannot be reached (no such host)")
+    steps = [SimpleNamespace(tool="search", result=of(kind)) for kind in results]
+    steps += [SimpleNamespace(tool="own", result=texts["D"])] * 40
+    rollouts = [SimpleNamespace(failed="", judged=False, undecided=False, memory=None)]
+    rollouts[0].memory = SimpleNamespace(steps=steps)
+    tools = {"search": SimpleNamespace(from_web=True), "own": SimpleNamespace(from_web=False)}
+    assert servers_down(rollouts, tools) == down
 
 
 def test_a_word_has_at_least_one_token_in_any_script():

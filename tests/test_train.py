@@ -311,6 +311,13 @@ def test_a_model_for_a_module_that_is_trained_is_refused(monkeypatch):
     assert "the verifier is trained: leave out --verifier, which would not act" in told
 
 
+@pytest.mark.parametrize("right", [True, False])
+def test_a_model_whose_rows_cannot_be_trees_is_said_to_be_slower(right, monkeypatch, capsys):
+    monkeypatch.setattr(train.trees, "one_is_right", lambda model: right)
+    run(f"trees-{right}", **QUICK)
+    assert ("the update reads a row for each plan" in capsys.readouterr().out) == (not right)
+
+
 def test_plain_changes_a_log_by_rounding_only(whole, monkeypatch):
     updates = spy(monkeypatch, train, "update")
     plain = run("plain", **QUICK, plain=True)

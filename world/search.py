@@ -17,15 +17,19 @@ words that words_of() has found, in texts and in queries alike.
 import contextlib
 import functools
 import json
+import math
 import os
 import re
 import sqlite3
 import threading
+import time
 import unicodedata
 import zlib
+from collections import deque
 from itertools import islice
 from pathlib import Path
 
+import requests
 from tqdm import tqdm
 
 from world import pages, services
@@ -269,6 +273,11 @@ def web_search(url, query, k=3, corpus=None):
 
 # -------------------------------------------------------------------------- other searches online
 SESSION = services.session(tries=3)
+# Wikimedia answers 200 requests a minute of a client that says who runs it, and perhaps 10 of
+# another. (Other hosts do not learn the contact.) So a request waits for the 190th before it.
+CONTACT = os.environ.get("WIKIMEDIA_CONTACT", "arXiv 2510.05592")
+WIKIMEDIA_AGENT = f"nano-agentflow/1.0 ({CONTACT}) python-requests/{requests.__version__}"
+SENT, PACE = deque([-math.inf] * 190, maxlen=190), threading.Lock()
 
 
 def wikipedia_online(query, language, k):
@@ -288,9 +297,13 @@ def wikipedia_online(query, language, k):
 
 def mediawiki(language, params):
     """The result of one query of the MediaWiki API."""
+    with PACE:
+        time.sleep(max(0, SENT[0] + 60 - time.monotonic()))
+        SENT.append(time.monotonic())
     params = {"action": "query", "format": "json", "formatversion": 2, **params}
+    request = {"params": params, "headers": {"User-Agent": WIKIMEDIA_AGENT}}
     url, read = WIKIPEDIA.format(language), lambda data: data["query"]
-    return services.api(SESSION, "GET", url, params=params, read=read)
+    return services.api(SESSION, "GET", url, read=read, **request)
 
 
 def google_search(query, k=5):

@@ -28,7 +28,6 @@ import urllib3
 
 from world.mistakes import Mistake
 
-# Wikimedia asks who calls, and with what
 USER_AGENT = (
     "nano-agentflow/1.0 (educational reference of AgentFlow, https://arxiv.org/abs/2510.05592) "
     f"python-requests/{requests.__version__}"
