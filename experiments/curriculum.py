@@ -101,7 +101,7 @@ def main():
     add = parser.add_argument
     add("--model", default="smollm2", help="one that pretrained.py has warm-started")
     add("--seeds", type=int, default=1, help="(default: 1)")
-    add("--device", help="cuda, mps or cpu (default: the first there is)")
+    add("--device", help="cuda, mps or cpu (default: cuda if there is one, else cpu)")
     add("--dtype", help="float32 or bfloat16 (default: bfloat16 on cuda, float32 elsewhere)")
     args = parser.parse_args()
     args.folder = folder = folder_of(args.model)

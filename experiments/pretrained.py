@@ -300,7 +300,7 @@ def main():
     add("--seeds", type=int, default=1, help="of Flow-GRPO (default: 1)")
     add("--warm-steps", type=int, default=60, help="of the warm start (default: 60)")
     add("--steps", type=int, default=60, help="of Flow-GRPO (default: 60)")
-    add("--device", help="cuda, mps or cpu (default: the first there is)")
+    add("--device", help="cuda, mps or cpu (default: cuda if there is one, else cpu)")
     add("--dtype", help="float32 or bfloat16 (default: bfloat16 on cuda, float32 elsewhere)")
     args = parser.parse_args()
     args.folder = folder_of(args.model)

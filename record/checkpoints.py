@@ -9,7 +9,8 @@
     best                     a link to the checkpoint with the highest accuracy on --valid
 
 A kill or a power cut leaves the old or the new checkpoint whole: it is written beside, synced and
-renamed, before older ones are deleted. Rows are cut back to the checkpoint that a run goes on from.
+renamed, before older ones are deleted. (On macOS, a sync does not wait for the disk.) Rows are cut
+back to the checkpoint that a run goes on from.
 
 With several GPUs, the first rank writes; each writes its own trainer-R.pt."""
 

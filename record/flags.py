@@ -24,7 +24,7 @@ SWITCH = {"action": "store_const", "const": True}  # a flag without a value: Tru
 
 def solve_flags(words=None, *, tools, about):
     """The command line of solve.py, with all defaults. about: a sentence for --help."""
-    parser = argparse.ArgumentParser(description=about, allow_abbrev=False)
+    parser = argparse.ArgumentParser("solve.py", description=about, allow_abbrev=False)
     add = parser.add_argument_group("the questions").add_argument
     add("question", nargs="*", help="one question, in quotes; else --data or --benchmark")
     add("--data", help="questions as JSONL, which are graded (default: a few of the toy's)")
@@ -68,7 +68,7 @@ def solve_flags(words=None, *, tools, about):
 
 def train_flags(words=None, *, tools, about):
     """The command line of train.py. A flag that is not given is None."""
-    parser = argparse.ArgumentParser(description=about, allow_abbrev=False)
+    parser = argparse.ArgumentParser("train.py", description=about, allow_abbrev=False)
     add = parser.add_argument_group("what is trained, on what").add_argument
     add("--model", help="folder or hub name of the planner (default: the toy)")
     add("--data", help="questions: JSONL, or nq, deepmath, nq+deepmath (default; the toy its own)")
@@ -91,8 +91,8 @@ def train_flags(words=None, *, tools, about):
     add("--beta", type=float, help=help)
     add("--minibatches", type=int, help="optimiser steps a batch of rollouts (default: 4)")
     add("--max-grad-norm", type=float, help="longer gradients get this norm (default: 1)")
-    add("--clip-low", type=float, help="ε: ρ is clipped below 1 - ε (default: 0.2)")
-    add("--clip-high", type=float, help="ε': ρ is clipped above 1 + ε' (default: 0.3)")
+    add("--clip-low", type=float, help="the ratio is clipped below 1 - this (default: 0.2)")
+    add("--clip-high", type=float, help="the ratio is clipped above 1 + this (default: 0.3)")
     add("--token-mean", **SWITCH, help="one mean over all tokens, not the three of eq. 5")
     add = parser.add_argument_group("the machine's memory (default: what fits)").add_argument
     add("--lora", type=int, metavar="RANK", help="train adapters of this rank (needs peft)")
@@ -136,7 +136,8 @@ def add_shared(parser, tools):
     add("--allow-unconfined", **SWITCH, help=help)
     add("--cache", help="SQLite file that keeps answers of the web and verdicts of the judge")
     add("--think", **SWITCH, help="let models think, if their template can switch it")
-    add("--device", choices=["cuda", "mps", "cpu"], help="default: the first there is")
+    help = "default: cuda if there is one, else cpu"
+    add("--device", choices=["cuda", "mps", "cpu"], help=help)
     dtypes = ["float32", "bfloat16", "float16", "float64"]
     add("--dtype", choices=dtypes, help="default: bfloat16 on cuda, float32 elsewhere")
     help = "longest completion, in tokens (default: the checkpoint's limit, or 1024; to train a "

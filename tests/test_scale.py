@@ -352,6 +352,7 @@ SHAPE = dict(hidden_size=256, intermediate_size=1408, num_attention_heads=4, num
 SHAPE |= dict(num_key_value_heads=2, vocab_size=99)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS has no control groups")
 def test_a_container_may_take_less_than_its_host_has(tmp_path, monkeypatch):
     cpu = torch.device("cpu")
     files = {"max": "8000000", "current": "5000000", "stat": "anon 1\ninactive_file 3000000\n"}

@@ -632,6 +632,7 @@ def test_a_folder_that_is_in_use_is_refused():
     assert len(rows(out)) == 1
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 def test_a_checkpoint_is_on_the_disk_before_it_has_its_name_and_before_older_ones_go(monkeypatch):
     events, fsync, rename, rmtree = [], os.fsync, Path.rename, shutil.rmtree
     name = lambda path: os.path.relpath(path, Path("order").resolve())

@@ -197,8 +197,9 @@ def watch(child, out, errors, seconds, wall_seconds):
 
 def how_it_ended(status, used, seconds):
     """Why the child ended early, or ""."""
-    # RLIMIT_CPU goes by the clock's ticks, and differs a little from the time that was used.
-    if status == -signal.SIGKILL and used.ru_utime + used.ru_stime > seconds / 2:
+    # RLIMIT_CPU goes by the clock's ticks, and differs a little from the time that was used. (macOS
+    # sends SIGXCPU.)
+    if -status in (signal.SIGKILL, signal.SIGXCPU) and used.ru_utime + used.ru_stime > seconds / 2:
         return f"stopped after {seconds} seconds"
     if status < 0:
         return f"killed by signal {-status}"
