@@ -39,6 +39,7 @@ import importlib.util
 import signal
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -331,6 +332,8 @@ def main(args):
                 found = summary(done)
                 print(f"{name}: {accuracy_line(found, min(len(done), len(questions)))}")
                 print(f"calls   {calls_line(found)}", flush=True)
+                for why, times in Counter(r.failed for r in done if r.failed).most_common(3):
+                    print(f"failed  {times} times: {printable(why)}")
     if args.benchmark:
         from benchmarks.tables import write_table
 

@@ -54,12 +54,17 @@ def outage(error: str) -> bool:
 
 
 def servers_down(rollouts: list, tools: dict) -> str:
-    """Why a run must stop: an outage hit more than half of the rollouts, or of those that needed
-    the judge (if they are four or more: one may be hard to judge), or one service did not answer
-    more than half of a tool's calls (if they are ten or more). "" if not."""
+    """Why a run must stop, or "".
+
+    An outage (of eight rollouts or more, any error but a prompt that is too long) hit more than
+    half of the rollouts, or of those that needed the judge, if they are four or more: one may be
+    hard to judge. Or one service did not answer more than half of a tool's calls, of ten or more.
+    """
     asked = [r for r in rollouts if r.judged or r.undecided or r.failed.startswith("judge: ")]
     for some, what in (rollouts, "rollouts"), (asked, "rollouts that needed the judge"):
-        down = [rollout.failed for rollout in some if outage(rollout.failed)]
+        failed = [r.failed for r in some if r.failed and TOO_LONG not in r.failed]
+        # what so many prompts have met is no fault of theirs: a wrong name of the model, say
+        down = failed if len(some) >= 8 else list(filter(outage, failed))
         if 2 * len(down) > len(some) and (some is rollouts or len(some) >= 4):
             return printable(f"{len(down)} of {len(some)} {what} were aborted ({down[0]})")
     for name in (name for name, tool in tools.items() if tool.from_web):
@@ -67,7 +72,8 @@ def servers_down(rollouts: list, tools: dict) -> str:
         hosts = Counter(found[1] for found in map(NO_SERVICE.match, results) if found)
         for host, down in hosts.most_common(1):
             if 2 * down > len(results) >= 10:
-                return f"{host} did not answer {down} of {len(results)} calls of {name}"
+                what = f"{host} did not answer {down} of {len(results)} calls of {name}"
+                return printable(what)
     return ""
 
 

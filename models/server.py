@@ -33,12 +33,12 @@ from world.text import printable, truncate, visible
 
 # Fields that a server may refuse. They are left out then; max_tokens is renamed. If an error names
 # several, the first in this order goes: Claude takes temperature or top_p, not both.
-REFUSABLE = "chat_template_kwargs", "top_p", "seed", "max_tokens", "temperature"
+REFUSABLE = "chat_template_kwargs", "reasoning_effort", "top_p", "seed", "max_tokens", "temperature"
 # What servers write if a prompt, with room for its answer, does not fit. Nothing else means that:
 # an exhausted quota, too, has a maximum that is exceeded.
 OVERFLOW = re.compile(
     r"(?i)context.?(length|size|window|limit)|context the overflows"  # nearly all; LM Studio
-    r"|(prompt|input)\b.{0,60}\btoo (long|large)"  # Claude, Ollama
+    r"|(prompt|input|request)\b.{0,60}\btoo (long|large)"  # Claude, Ollama; Groq
     r"|(model|allowed) length|input token count|`inputs`"  # vLLM, SGLang, Gemini, TGI
 )
 # A 400 that any prompt would have met: the account is used up, or the model is not loaded yet.
@@ -60,19 +60,21 @@ WORD = re.compile(r"[\u0e00-\u1aff\u3000-\uffff]{1,6}|[\w\u0590-\u0dff]+")
 class Server:
     """A model server, called with prompts. url: http://host:8000/v1#model.
 
-    at_once: requests at a time. seconds: how long to wait for an answer. think: let the model
-    think, if the server hands that on to the chat template.
+    at_once: requests at a time. seconds: how long to wait for an answer; 0: ten minutes, or half an
+    hour over http, because a server of one's own may answer one request after the other. think: let
+    the model think, if the server hands that on to the chat template.
     """
 
     fingerprint = ""  # of the weights, which a server does not show
 
-    def __init__(self, url: str, at_once: int = 64, seconds: float = 300, think: bool = False):
+    def __init__(self, url: str, at_once: int = 64, seconds: float = 0, think: bool = False):
         url, _, name = url.partition("#")
         parts = urlsplit(url)
         if "@" in parts.netloc or parts.query:
             raise Mistake("A server's address holds no key and no ?: set OPENAI_API_KEY instead.")
         self.url = url.rstrip("/") + ("" if parts.path.strip("/") else "/v1")
-        self.host, self.at_once, self.seconds, self.think = parts.netloc, at_once, seconds, think
+        self.host, self.at_once, self.think = parts.netloc, at_once, think
+        self.seconds = seconds or (1800 if parts.scheme == "http" else 600)
         local = parts.hostname in ("localhost", "127.0.0.1", "::1")
         key = os.environ.get("OPENAI_API_KEY") if local or parts.scheme == "https" else None
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -119,6 +121,8 @@ class Server:
             "max_tokens": max_new_tokens or NEW_TOKENS,
             "chat_template_kwargs": {"enable_thinking": self.think, "thinking": self.think},
         }
+        if not self.think:  # Ollama, LM Studio and hosted models read this instead
+            same["reasoning_effort"] = "none"
         bodies = [{"messages": [{"role": "user", "content": defuse(p)}], **same} for p in distinct]
         for body in bodies if temperature else ():
             body |= {"top_p": 1.0, "seed": torch.randint(2**31, ()).item()}
@@ -136,6 +140,7 @@ class Server:
         settings = dict(seconds=self.seconds, again=4, headers=self.headers)
         settings["read"] = lambda data: (self.completion(data, body), data)
         post = lambda sent: services.api(self.session, "POST", url, json=sent, **settings)
+        tries = 9  # of a minute each: an account may be allowed few of the requests of a batch
         while True:
             sent = {field: value for field, value in body.items() if field not in refused}
             if "max_tokens" in refused:  # by OpenAI's newer models
@@ -144,6 +149,9 @@ class Server:
                 completion, data = post(sent)
                 whole = self.is_whole(data, sent, post)
             except services.ServiceError as why:
+                if why.status in (429, 529) and "insufficient_quota" not in why.body and tries:
+                    tries -= 1
+                    continue
                 field = refused_field(why, sent)
                 if not field:
                     return Completion("", [], [], self.error(why))
@@ -206,7 +214,9 @@ class Server:
         message, reason = choice["message"], str(choice.get("finish_reason") or "stop").lower()
         if data.get("error") or choice.get("error") or FAILED.search(reason):
             raise ValueError(reason)
-        content = message.get("content") or ""
+        content, calls = message.get("content") or "", message.get("tool_calls")
+        if not content and calls and calls[0].get("function"):  # models/calls.py reads them
+            content = json.dumps({"tool_calls": calls})
         if isinstance(content, list):  # Mistral's thinking models: only the texts are the answer
             content = "".join(part["text"] for part in content if part["type"].endswith("text"))
         # A server that quotes the key sends it into no prompt, file or terminal.
@@ -232,8 +242,7 @@ class Server:
     def error(self, why):
         """The error of a Completion. why: services.ServiceError.
 
-        The server's message is shown where it helps: not for 401, which is about the key alone, nor
-        for what was retried.
+        The server's message is shown, but not for 401, which is about the key alone.
         """
         message, codes = messages_of(why.body), " ".join(CODE.findall(why.body))
         if why.status in (200, 400, 413, 422, 500) and OVERFLOW.search(f"{codes} {message}"):
@@ -243,7 +252,10 @@ class Server:
         if why.status == 200 and (message or FAILED.search(codes)):
             message = message or f"finish_reason {codes}"
             return f"{self.host} answered with an error: {shown(message)}"
-        return f"{why}: {shown(message)}" if message and why.status in (400, 404, 422) else str(why)
+        if why.status == 401 and not self.headers:
+            kept = "is not sent over http" if os.environ.get("OPENAI_API_KEY") else "is not set"
+            return f"{why}: OPENAI_API_KEY {kept}"
+        return f"{why}: {shown(message)}" if message and why.status != 401 else str(why)
 
 
 def count(data, *path):
@@ -259,10 +271,13 @@ def count(data, *path):
 def refused_field(why, sent):
     """The field of a request that its refusal names, if there is something to do; else None."""
     error = f"{messages_of(why.body)} {CODE.findall(why.body)}"
-    if why.status not in (400, 422) or OVERFLOW.search(error):
+    if why.status not in (400, 422, 500) or OVERFLOW.search(error):
         return None
-    # vLLM may name chat_template_kwargs without its last word
-    named = lambda field: re.search(rf"\b{field.removesuffix('_kwargs')}(_kwargs)?\b", error)
+    # vLLM may name chat_template_kwargs without its last word, others what reasoning_effort means
+    named = lambda field: (
+        re.search(rf"\b{field.removesuffix('_kwargs')}(_kwargs)?\b", error)
+        or (field == "reasoning_effort" and re.search("(?i)reasoning|thinking", error))
+    )
     return next((field for field in REFUSABLE if field in sent and named(field)), None)
 
 

@@ -8,8 +8,10 @@ import pytest
 import torch
 from conftest import answer
 
+import executor
 from models.completion import NEW_TOKENS, TOO_LONG, outage, servers_down
 from models.server import WORD, Server
+from tools import TOOLS
 
 
 def replies(*answers):
@@ -38,7 +40,54 @@ def test_a_request_says_what_the_model_reads_and_how_to_sample(server, think):
         "top_p": 1.0,
         "max_tokens": 7,
         "chat_template_kwargs": {"enable_thinking": think, "thinking": think},
+        **({} if think else {"reasoning_effort": "none"}),
     }
+
+
+@pytest.mark.parametrize(
+    "status, message",
+    [
+        (400, "Budget 0 is invalid. This model only works in thinking mode"),
+        (400, "Reasoning is mandatory for this endpoint and cannot be disabled."),
+        (422, "body.reasoning_effort: Input should be 'low', 'medium' or 'high'"),
+    ],
+)
+def test_a_model_that_must_think_is_asked_without_the_switch(server, status, message):
+    refusal = status, {"error": {"message": message}}
+    server.reply = lambda body, turn: refusal if "reasoning_effort" in body else answer("42")
+    engine = Server(server.url)
+    assert [c.text for c in engine(["q"]) + engine(["r"])] == ["42", "42"]
+    assert len(server.asked) == 3 and "chat_template_kwargs" in server.asked[-1][2]
+
+
+def test_a_call_that_a_server_took_out_of_the_text_is_read(server):
+    given = {"name": "python_coder", "arguments": '{"code": "print(6 * 7)"}'}
+    message = {"content": "", "tool_calls": [{"type": "function", "function": given}]}
+    server.reply = lambda body, turn: (200, choice("tool_calls", message))
+    [completion] = Server(server.url)(["q"])
+    tool = TOOLS["python_coder"]
+    call = executor.parse(completion.text, "python_coder", tool)
+    assert str(call) == "python_coder(code='print(6 * 7)')" and not completion.error
+
+
+def test_a_limit_of_requests_a_minute_is_waited_for_but_not_an_empty_account(server):
+    slow = 429, {"error": {"message": "Rate limit reached. Limit 3, Requested 1."}}
+    server.reply = lambda body, turn: slow if turn < 20 else answer("42")
+    [completion] = Server(server.url)(["q"])
+    assert completion.text == "42" and len(server.asked) == 20
+    unpaid = {"error": {"message": "You exceeded your quota.", "code": "insufficient_quota"}}
+    server.asked.clear()
+    server.reply = lambda body, turn: (429, unpaid)
+    [completion] = Server(server.url)(["q"])
+    assert completion.error.endswith("answered 429 Too Many Requests: You exceeded your quota.")
+    assert len(server.asked) == 6
+
+
+def test_a_missing_key_is_named(server, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    server.reply = lambda body, turn: (401, {"error": {"message": "No key"}})
+    [completion] = Server(server.url)(["q"])
+    assert completion.error.endswith("answered 401 Unauthorized: OPENAI_API_KEY is not set")
 
 
 def test_at_temperature_0_equal_prompts_are_sent_once_and_without_a_seed(server):
@@ -306,6 +355,21 @@ def test_a_judge_that_is_down_stops_a_run_even_if_rules_decide_the_most(dead, sp
     )
     rollouts = [of("judge: h answered 503")] * dead + [of(judged=True)] * spoke + [of()] * decided
     assert servers_down(rollouts, {}) == down
+
+
+@pytest.mark.parametrize(
+    "failed, others, down",
+    [
+        ("judge: h answered 400 Bad Request: x is no valid model", 0, "8 of 8 rollouts were"),
+        ("judge: h answered 400 Bad Request: x is no valid model", 7, "8 of 15 rollouts were"),
+        ("judge: h answered 400 Bad Request: x is no valid model", 8, ""),
+        (f"planner: {TOO_LONG}", 0, ""),
+    ],
+)
+def test_what_more_than_half_of_many_prompts_have_met_is_an_outage(failed, others, down):
+    of = lambda failed="": SimpleNamespace(failed=failed, judged=True, undecided=False)
+    told = servers_down([of(failed)] * 8 + [of()] * others, {})
+    assert told.startswith(down) if down else told == ""
 
 
 @pytest.mark.parametrize(

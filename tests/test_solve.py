@@ -665,6 +665,7 @@ def test_a_server_that_is_down_ends_the_command_and_what_it_answered_is_kept(run
     server.reply = lambda body, turn: (400, {}) if "Double 5" in str(body) else model(body, turn)
     out = run(DATA, "--out|run")  # one question that the server refuses ends nothing
     assert "accuracy 0.714" in out and "| failed 1\n" in out and "\nFailed: analysis: " in out
+    assert re.search(r"\nfailed  1 times: analysis: .* answered 400 Bad Request\n", out)
 
 
 def test_one_question_is_traced_while_it_is_answered_and_greedily(run, server):

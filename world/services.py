@@ -95,7 +95,7 @@ class Retry(urllib3.Retry):
     def sleep(self, response=None):
         """Wait before the next try: 0, 1, 2, 4, ... seconds, or longer if a server says so."""
         pause = self.get_backoff_time()
-        if response is not None and response.status in (429, 503) and self.total == 0:
+        if response is not None and response.status in (429, 503, 529) and self.total == 0:
             pause += 120 * PAUSE  # a minute, before the last try
         with contextlib.suppress(*FAILURES):  # of a Retry-After that is no number and no date
             pause = max(pause, response and self.get_retry_after(response) or 0)
@@ -108,7 +108,7 @@ def session(tries=4):
     retry = Retry(
         tries - 1,
         allowed_methods=None,
-        status_forcelist=(429, *range(500, 600)),
+        status_forcelist=(408, 429, *range(500, 600)),
         raise_on_status=False,  # the last answer is returned, so that its error can be read
         backoff_factor=PAUSE,
         backoff_jitter=PAUSE,  # requests that failed together do not return together
