@@ -4,7 +4,7 @@
     held_out(questions, 100, 0)       (train, valid): no question of valid is also in train
 
 The seed alone decides both. The ten benchmarks (tables.py) are only for testing: training() refuses
-their names, so that no policy is tested on questions that it was trained on.
+their names. It compares no texts: some hops of musique are questions of NQ.
 """
 
 import json
@@ -21,7 +21,9 @@ from world import services
 from world.mistakes import Mistake
 
 ROWS = "https://datasets-server.huggingface.co/rows"  # rows of any public set, by offset
-PAGE = 20  # rows per request (the API allows 100): small pages spread a sample over the whole set
+# Rows per request, of deepmath 1 MB: services.api() would refuse 100, which the API allows. Small
+# pages also spread a sample over the whole set.
+PAGE = 20
 TRAINING = {
     "nq": ("RUC-NLPIR/FlashRAG_datasets", "nq"),
     "deepmath": ("zwhe99/DeepMath-103K", "default"),

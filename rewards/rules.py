@@ -90,11 +90,17 @@ def unlettered(choices):
     return [match[1] for match in found] if all(found) else choices
 
 
+OPPOSITES = {"yes", "no"}, {"true", "false"}
+
+
 def same(gold, response):
-    """True if both are certainly the same, False for two different whole numbers, else None."""
+    """True if both are certainly the same, False for two different whole numbers or for opposites,
+    else None."""
     if gold == response:
         return True
     gold, response = undressed(gold), undressed(response)
+    if {gold.lower(), response.lower()} in OPPOSITES:
+        return False
     if any(read(gold) and read(gold) == read(response) for read in (words, date, quantities)):
         return True
     expected, given = quantity(gold), quantity(response)

@@ -95,6 +95,16 @@ def test_a_gold_that_is_a_number_keeps_its_digits_and_one_that_is_none_is_refuse
         load("gaia", tmp_path)
 
 
+def test_a_fraction_that_has_lost_its_backslash_is_whole_again(tmp_path):
+    put(
+        tmp_path,
+        "aime24",
+        {"query": "$s+\frac{1}{2}$, $\\\frac{p}{q}$ or $\tfrac mn$", "answer": 1},
+    )
+    [question] = load("aime24", tmp_path)
+    assert question.question == r"$s+\frac{1}{2}$, $\frac{p}{q}$ or $\tfrac mn$"
+
+
 def test_medqa_has_every_pid_twice_and_each_item_is_its_own(tmp_path):
     put(tmp_path, "medqa", *[ITEMS["medqa"][0] | {"answer": gold} for gold in ("Sugar", "C")])
     items = [(question.id, question.answer) for question in load("medqa", tmp_path)]
