@@ -63,7 +63,7 @@ from record.metrics import accuracy_line, calls_line, summary
 from record.rollouts import block, ending, record_of, trace
 from rewards.grade import grade
 from rewards.judge import cached
-from tools import TOOLS, choose, lacking, left_out, run_calls
+from tools import TOOLS, choose, lacking, left_out, run_calls, without_contact
 from world.mistakes import Mistake, end_of_pipe
 from world.sandbox import protection
 from world.services import Cache
@@ -268,7 +268,7 @@ def load_cast(args, loaded, say):
     judge = None if args.judge == "none" else engine_of(args.judge, args, loaded)
     lines = [f"{module:<7} {engine}" for module, engine in fixed.items()]
     lines += [f"judge   {judge or 'none'}", f"tools   {', '.join(tools)}"]
-    say(*lines, *filter(None, [left_out(tools), protected]))
+    say(*lines, *filter(None, [left_out(tools), without_contact(tools), protected]))
     return fixed, tools, judge and cached(judge, cache, args.max_new_tokens)
 
 

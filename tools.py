@@ -54,7 +54,8 @@ class Tool:
 #   - receives every argument as a string (so write numbers in quotes in `example`: value="3");
 #   - returns a string;
 #   - may be called by several threads at once. Equal calls of a turn are run once, unless the tool
-#     is stateful: then its function also gets state=, the rollout's own dict, to keep things in;
+#     is stateful: then its function also gets state=, the rollout's own dict, to keep things in
+#     (at first its question);
 #   - reports an error by returning "Error: unknown unit", for example, or by raising
 #     ServiceError("unknown unit"), from world/services.py; for any other exception, the planner
 #     sees its type and message;
@@ -144,6 +145,14 @@ def choose(names=None, corpus=None, cache=None):
 def lacking(name):
     """The environment variables that a tool needs and that are not set: "SERPER_API_KEY"; or ""."""
     return " and ".join(key for key in TOOLS[name].needs if not os.environ.get(key))
+
+
+def without_contact(chosen):
+    """A sentence, if these tools ask the live Wikipedia and do not say for whom; or ""."""
+    tool = chosen.get("wikipedia_search")
+    if search.CONTACT or not (tool and tool.from_web):
+        return ""
+    return "for many searches of Wikipedia, set WIKIMEDIA_CONTACT to your e-mail (docs/use.md)"
 
 
 def left_out(chosen):

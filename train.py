@@ -117,6 +117,8 @@ def train(args):
     if args.rehearse and done == 0:  # after the checkpoint: its update is of random tokens
         learn = partial(update, policy.model, reference, optimizer, **for_update)
         say(*rehearsal.largest(args, policy, frozen, learn, Action))
+        if sharded.any_rank(SIGNALS):
+            raise SystemExit(128 + max(SIGNALS, default=signal.SIGTERM))
     sharded.stop()
     if args.rehearse and done < args.steps:
         say(rehearsal.whole_run(args, policy, *seconds))
@@ -303,7 +305,7 @@ def plan_memory(args):
     device = local.pick_device(args.device)
     if device.type == "cpu" and not args.device and not Path(args.model).is_dir():
         why = f"there is no folder {args.model}, and no GPU to train a model from the hub"
-        cure = "if the name is right, train on a machine with a GPU, or give --device cpu"
+        cure = "if the name is right, train on a machine with a GPU, or give --device cpu (or mps)"
         raise Mistake(f"{why}: {cure}")
     names = "lora optimizer_device gradient_checkpointing token_budget".split()
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
@@ -368,7 +370,7 @@ PAPER = NIGHT | {"steps": 32, "questions": 32, "max_new_tokens": 2048, "every": 
 def settings(given):
     """All settings of a run: the flags that were given, and defaults for the others."""
     if given.resume:
-        return flags.resumed(given, DEFAULTS)
+        return flags.resumed(given, DEFAULTS | {"trained": [*TRAINED]})
     given.model = given.model or flags.TOY
     defaults = PAPER if given.paper else NIGHT
     if flags.is_toy(given.model):

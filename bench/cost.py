@@ -26,7 +26,9 @@ CARD = 64 * 2048  # setting: tokens in the caches when card.py measured that
 SLOWER = 1.3  # measured: an update with shared prompts, times what its operations need
 OPTIMIZER = 18.3  # measured: seconds of a step with masters on the host, 20.7 less the rest
 VLLM = 0.012 / 64  # GUESS: seconds a token, with 64 rollouts in flight
-TOOLS = 0.25  # GUESS: seconds a rollout, of all its calls: mostly searches of the live Wikipedia
+# GUESS: seconds a rollout, of all its calls: half a search of the live Wikipedia (others are equal,
+# or in the cache), of 4 requests; 190 a minute are sent
+TOOLS = 0.5 * 4 * 60 / 190
 LONGEST = 300  # GUESS: tokens of the longest plan of a batch; the mean is half of it
 G, TURNS, VALID = 8, 3, 64  # setting: rollouts of a question, turns, questions of a validation
 PROMPTS = 880, 1340, 1800  # GUESS: tokens of the planner's prompts in the three turns

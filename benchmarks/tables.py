@@ -135,7 +135,8 @@ def question_of(row, name, position):
     texts = [row.get(key) for key in ("query", "question", "Question")]
     texts = [re.sub(INSTRUCTION, "", text).strip() for text in texts if isinstance(text, str)]
     # \frac and \tfrac, whose \f and \t became a form feed and a tab
-    texts = [re.sub(r"\\?\x0crac", r"\\frac", t).replace("\tfrac", r"\tfrac") for t in texts]
+    texts = [re.sub(r"\\?\x0crac", r"\\frac", text) for text in texts]
+    texts = [re.sub(r"\tfrac(?![a-z])", r"\\tfrac", text) for text in texts]
     if not any(texts):
         raise ValueError('it has no "query" or "question"')
     text, gold = next(filter(None, texts)), row.get("answer", row.get("Final answer"))

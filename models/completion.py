@@ -17,7 +17,7 @@ from world.text import printable
 NEW_TOKENS = 1024  # the limit of a completion, unless the caller or the checkpoint sets one
 TOO_LONG = "The prompt, with room for the answer, is longer than the model's context."
 # the result of a call whose web service was down, or had too many requests
-NO_SERVICE = re.compile(r"Error: (\S+) (?:cannot be reached|answered (?:429|5\d\d))")
+NO_SERVICE = re.compile(r"Error: (\S+) (?:cannot be reached|answered (?:40[123]|429|5\d\d))")
 
 
 @dataclass
@@ -56,18 +56,20 @@ def outage(error: str) -> bool:
 def servers_down(rollouts: list, tools: dict) -> str:
     """Why a run must stop, or "".
 
-    An outage (of eight rollouts or more, any error but a prompt that is too long) hit more than
-    half of the rollouts, or of those that needed the judge, if they are four or more: one may be
-    hard to judge. Or one service did not answer more than half of a tool's calls, of ten or more.
+    An outage (or, of eight questions or more, any error but a prompt that is too long) hit more
+    than half of the rollouts, or of those that needed the judge, if they are four or more: one may
+    be hard to judge. Or a search service did not answer more than half of its calls, of ten or
+    more. (A page that does not answer is no outage: another one may.)
     """
     asked = [r for r in rollouts if r.judged or r.undecided or r.failed.startswith("judge: ")]
     for some, what in (rollouts, "rollouts"), (asked, "rollouts that needed the judge"):
-        failed = [r.failed for r in some if r.failed and TOO_LONG not in r.failed]
-        # what so many prompts have met is no fault of theirs: a wrong name of the model, say
-        down = failed if len(some) >= 8 else list(filter(outage, failed))
+        failed = [r for r in some if r.failed and TOO_LONG not in r.failed]
+        # what so many questions have met is no fault of theirs: a wrong name of the model, say
+        many = len({r.question.question for r in failed}) >= 8
+        down = [r.failed for r in failed if many or outage(r.failed)]
         if 2 * len(down) > len(some) and (some is rollouts or len(some) >= 4):
             return printable(f"{len(down)} of {len(some)} {what} were aborted ({down[0]})")
-    for name in (name for name, tool in tools.items() if tool.from_web):
+    for name in (n for n, tool in tools.items() if tool.from_web and "url" not in tool.arguments):
         results = [step.result for r in rollouts for step in r.memory.steps if step.tool == name]
         hosts = Counter(found[1] for found in map(NO_SERVICE.match, results) if found)
         for host, down in hosts.most_common(1):

@@ -50,7 +50,7 @@ MESSAGE = re.compile(
 )
 CODE = re.compile(r'"(?:code|type|param|loc|finish_reason)"\s*:\s*("[^"\\]*"|\[[^]]*\])')
 # Values of finish_reason, in small letters. All others mean a text that is not whole.
-WHOLE = "stop", "eos", "eos_token", "end_turn", "stop_sequence"
+WHOLE = "stop", "eos", "eos_token", "end_turn", "stop_sequence", "tool_calls"
 FAILED = re.compile("error|abort|cancel|resource")
 # At least one token, for any tokenizer: a word (of Hebrew to Malayalam with its signs, which are no
 # letters), or six letters of a script without spaces
@@ -60,21 +60,20 @@ WORD = re.compile(r"[\u0e00-\u1aff\u3000-\uffff]{1,6}|[\w\u0590-\u0dff]+")
 class Server:
     """A model server, called with prompts. url: http://host:8000/v1#model.
 
-    at_once: requests at a time. seconds: how long to wait for an answer; 0: ten minutes, or half an
-    hour over http, because a server of one's own may answer one request after the other. think: let
-    the model think, if the server hands that on to the chat template.
+    at_once: requests at a time. seconds: how long to wait for an answer: long, because a server of
+    one's own may answer one request after the other. think: let the model think, if the server
+    hands that on to the chat template.
     """
 
     fingerprint = ""  # of the weights, which a server does not show
 
-    def __init__(self, url: str, at_once: int = 64, seconds: float = 0, think: bool = False):
+    def __init__(self, url: str, at_once: int = 64, seconds: float = 600, think: bool = False):
         url, _, name = url.partition("#")
         parts = urlsplit(url)
         if "@" in parts.netloc or parts.query:
             raise Mistake("A server's address holds no key and no ?: set OPENAI_API_KEY instead.")
         self.url = url.rstrip("/") + ("" if parts.path.strip("/") else "/v1")
-        self.host, self.at_once, self.think = parts.netloc, at_once, think
-        self.seconds = seconds or (1800 if parts.scheme == "http" else 600)
+        self.host, self.at_once, self.seconds, self.think = parts.netloc, at_once, seconds, think
         local = parts.hostname in ("localhost", "127.0.0.1", "::1")
         key = os.environ.get("OPENAI_API_KEY") if local or parts.scheme == "https" else None
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -140,13 +139,14 @@ class Server:
         settings = dict(seconds=self.seconds, again=4, headers=self.headers)
         settings["read"] = lambda data: (self.completion(data, body), data)
         post = lambda sent: services.api(self.session, "POST", url, json=sent, **settings)
-        tries = 9  # of a minute each: an account may be allowed few of the requests of a batch
+        answered, tries = None, 9  # of a minute each: an account may be allowed few requests
         while True:
             sent = {field: value for field, value in body.items() if field not in refused}
             if "max_tokens" in refused:  # by OpenAI's newer models
                 sent["max_completion_tokens"] = body["max_tokens"]
             try:
-                completion, data = post(sent)
+                answered = answered or post(sent)
+                completion, data = answered
                 whole = self.is_whole(data, sent, post)
             except services.ServiceError as why:
                 if why.status in (429, 529) and "insufficient_quota" not in why.body and tries:
@@ -156,6 +156,7 @@ class Server:
                 if not field:
                     return Completion("", [], [], self.error(why))
                 refused.add(field)
+                answered = None
             else:
                 self.remember(refused)
                 return completion if whole else replace(completion, text="", error=TOO_LONG)
@@ -278,7 +279,8 @@ def refused_field(why, sent):
         re.search(rf"\b{field.removesuffix('_kwargs')}(_kwargs)?\b", error)
         or (field == "reasoning_effort" and re.search("(?i)reasoning|thinking", error))
     )
-    return next((field for field in REFUSABLE if field in sent and named(field)), None)
+    some = REFUSABLE[:2] if why.status == 500 else REFUSABLE  # a crash may quote any setting
+    return next((field for field in some if field in sent and named(field)), None)
 
 
 def messages_of(body):

@@ -19,6 +19,7 @@ the seeds can say: each counts once, in an exact permutation test of their accur
 import itertools
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -214,13 +215,15 @@ def line_of(row):
 def refuse_two_flows(settings):
     """Mistake if models would not be run in the same flow: checkpoints remember that of their
     training, others have the defaults, and a planner with more turns would seem better."""
+    plain = lambda value: os.path.realpath(value) if os.path.exists(str(value)) else str(value)
     for name in (*CHECKPOINT_SETTINGS, "max_turns"):
-        values = {str(getattr(one, name, None)): one.model for one in settings}
+        values = {plain(getattr(one, name, None)): one.model for one in settings}
         if name in MODELS[1:-1]:  # a model that was trained for this module, too, plays it
-            values = {value: model for value, model in values.items() if value != model}
+            values = {value: model for value, model in values.items() if value != plain(model)}
         if len(values) > 1:
             found = " | ".join(f"{model}: {value}" for value, model in values.items())
-            raise Mistake(f"give {flag_of(name)}, which would not be the same of both: {found}")
+            cure = f"give {flag_of(name)}, or run solve.py --out for each and compare the folders"
+            raise Mistake(f"{name} would not be the same for both ({found}): {cure}")
 
 
 def answer_both(args, flags):

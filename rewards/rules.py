@@ -10,7 +10,8 @@ compare with the gold, which is
     a list     the same numbers, order and brackets: "(2,7)" = "(2, 7)", "3 and 5" = "3, 5".
     an option  its letter, its text, or both when they agree. No response falls back to an option.
     a date     the same day: "2018-03-29" = "March 29, 2018" = "29 March 2018".
-    a text     the same words and signs. "Paris" = "paris", but "CO" is not "Co".
+    a text     the same words and signs. "Paris" = "paris", but "CO" is not "Co". Of yes and no, and
+               of true and false, the other one is wrong.
     a game     of 24: any expression of value 24 from the question's numbers (kind "gameof24").
 
 Dropped, since a judge does it better: other units, percentages as numbers, rounding, algebra,

@@ -143,13 +143,13 @@ def test_the_script_for_a_night_goes_on_after_each_stop_and_then_stops_the_machi
     for name in "curl python sleep rsync tmux STOP_COMMAND".split():
         (tmp_path / name).write_text(STUB)
         (tmp_path / name).chmod(0o755)
-    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TMUX": "a window"}
     script += "\nwait"  # for its first command
     subprocess.run(["bash", "-c", script], cwd=tmp_path, check=True, env=os.environ | path)
     calls = (tmp_path / "calls").read_text().splitlines()
     # one would come after 11 hours
     assert calls.count("STOP_COMMAND ") == 2 and "sleep 11h" in calls
-    assert f"tmux pipe-pane -o cat >> {tmp_path}/night.log" in calls
+    assert f"tmux pipe-pane exec cat >> '{tmp_path}/night.log'" in calls
     start, resume = f"python train.py {flags[1]}", f"python train.py {flags[1]} --resume runs/first"
     compare = "python solve.py --compare MODEL runs/first/step-7 ..."
     wanted = [

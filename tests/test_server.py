@@ -9,6 +9,7 @@ import torch
 from conftest import answer
 
 import executor
+from benchmarks.questions import Question
 from models.completion import NEW_TOKENS, TOO_LONG, outage, servers_down
 from models.server import WORD, Server
 from tools import TOOLS
@@ -351,7 +352,7 @@ def test_a_prompt_that_the_server_has_cut_is_too_long(server, prompt, tokens, fi
 )
 def test_a_judge_that_is_down_stops_a_run_even_if_rules_decide_the_most(dead, spoke, decided, down):
     of = lambda failed="", judged=False: SimpleNamespace(
-        failed=failed, judged=judged, undecided=False
+        failed=failed, judged=judged, undecided=False, question=Question("q", "")
     )
     rollouts = [of("judge: h answered 503")] * dead + [of(judged=True)] * spoke + [of()] * decided
     assert servers_down(rollouts, {}) == down
@@ -367,9 +368,12 @@ def test_a_judge_that_is_down_stops_a_run_even_if_rules_decide_the_most(dead, sp
     ],
 )
 def test_what_more_than_half_of_many_prompts_have_met_is_an_outage(failed, others, down):
-    of = lambda failed="": SimpleNamespace(failed=failed, judged=True, undecided=False)
-    told = servers_down([of(failed)] * 8 + [of()] * others, {})
+    of = lambda number, failed="": SimpleNamespace(
+        failed=failed, judged=True, undecided=False, question=Question(str(number), "")
+    )
+    told = servers_down([of(n, failed) for n in range(8)] + [of(9)] * others, {})
     assert told.startswith(down) if down else told == ""
+    assert servers_down([of(1, failed)] * 8, {}) == ""  # a single question, eight times
 
 
 @pytest.mark.parametrize(
@@ -379,7 +383,6 @@ def test_what_more_than_half_of_many_prompts_have_met_is_an_outage(failed, other
         ("LLLLLLFFFFF", "en.wikipedia.org did not answer 6 of 11 calls of search"),
         ("DDDDDFFFFF", ""),
         ("DDDDDDDDD", ""),  # too few
-        ("012345678D", ""),  # addresses that a model has made up
         ("MMMMMMMMMM", ""),  # a page that is missing
     ],
 )
@@ -387,12 +390,13 @@ def test_a_web_service_that_is_down_stops_a_run_that_would_learn_not_to_call_it(
     texts = {"D": "Error: en.wikipedia.org cannot be reached (no answer in time)", "F": "[1] Bern"}
     texts |= {"L": "Error: en.wikipedia.org answered 429 Too Many Requests"}
     texts |= {"M": "Error: en.wikipedia.org answered 404 Not Found"}
-    of = lambda kind: texts.get(kind, f"Error: made{kind}.up cannot be reached (no such host)")
-    steps = [SimpleNamespace(tool="search", result=of(kind)) for kind in results]
-    steps += [SimpleNamespace(tool="own", result=texts["D"])] * 40
+    steps = [SimpleNamespace(tool="search", result=texts[kind]) for kind in results]
+    for other in ("own", "reads a page"):
+        steps += [SimpleNamespace(tool=other, result=texts["D"])] * 40
     rollouts = [SimpleNamespace(failed="", judged=False, undecided=False, memory=None)]
     rollouts[0].memory = SimpleNamespace(steps=steps)
-    tools = {"search": SimpleNamespace(from_web=True), "own": SimpleNamespace(from_web=False)}
+    of = lambda **settings: SimpleNamespace(**{"from_web": True, "arguments": {}} | settings)
+    tools = {"search": of(), "own": of(from_web=False), "reads a page": of(arguments={"url": ""})}
     assert servers_down(rollouts, tools) == down
 
 

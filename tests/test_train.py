@@ -248,6 +248,15 @@ def test_best_is_a_link_to_the_checkpoint_that_beats_the_untrained_and_all_befor
         assert not (run("none", **QUICK | {"valid": "valid.jsonl"}) / "best").exists()
 
 
+def test_a_run_of_before_a_setting_was_new_goes_on():
+    out = run("older", **QUICK)
+    args = json.loads((out / "args.json").read_text())
+    del args["trained"]
+    folder.replace_file(out / "args.json", json.dumps(args).encode())
+    resume(out, "--steps", "2")
+    assert json.loads((out / "step-2/train.json").read_text())["trained"] == ["planner"]
+
+
 def test_a_checkpoint_without_its_optimiser_is_written_again():
     out = run("halves", **QUICK | {"steps": 2}, every=1)
     weights = (out / "step-2/model.safetensors").read_bytes()

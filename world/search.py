@@ -274,10 +274,12 @@ def web_search(url, query, k=3, corpus=None):
 # -------------------------------------------------------------------------- other searches online
 SESSION = services.session(tries=3)
 # Wikimedia answers 200 requests a minute of a client that says who runs it, and perhaps 10 of
-# another. (Other hosts do not learn the contact.) So a request waits for the 190th before it.
-CONTACT = os.environ.get("WIKIMEDIA_CONTACT", "arXiv 2510.05592")
-WIKIMEDIA_AGENT = f"nano-agentflow/1.0 ({CONTACT}) python-requests/{requests.__version__}"
-SENT, PACE = deque([-math.inf] * 190, maxlen=190), threading.Lock()
+# another. (Other hosts do not learn the contact.) So no more than 190 are sent, by all GPUs.
+CONTACT = os.environ.get("WIKIMEDIA_CONTACT", "").encode("ascii", "ignore").decode().strip()
+WIKIMEDIA_AGENT = f"nano-agentflow/1.0 ({CONTACT or 'arXiv 2510.05592'}) "
+WIKIMEDIA_AGENT += f"python-requests/{requests.__version__}"
+PER_MINUTE = max(1, 190 // int(os.environ.get("WORLD_SIZE", 1)))
+SENT, PACE = deque([-math.inf] * PER_MINUTE, maxlen=PER_MINUTE), threading.Lock()
 
 
 def wikipedia_online(query, language, k):
