@@ -126,8 +126,8 @@ def save(args, policy, optimizer, step):
     if sharded.RANK == 0:
         for path in [*beside.iterdir(), beside, *out.glob("*.*")]:  # and the logs up to here
             sync(path)
-        # one without trainer-R.pt, of a run that then went on from an earlier checkpoint
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():  # without trainer-R.pt, of a run that then went on from an earlier step
+            shutil.rmtree(folder)
         beside.rename(folder)
         sync(out)
         forget_old(out, args.keep)
