@@ -467,8 +467,8 @@ def write_tables():
 
 
 def draw():
-    """README's picture, with levels to compare it with; that of credit; that of the pretrained
-    models that were trained with five seeds or more."""
+    """README's picture, with levels to compare it with; that of credit; those of SmolLM2 in two
+    turns and in the stages of three."""
     try:
         import matplotlib.pyplot as plt
     except ImportError:
@@ -487,9 +487,10 @@ def draw():
     for picture, names, marked in (
         ("flow-grpo", ["flow-grpo"], levels()),
         ("credit", kinds, {}),
-        ("pretrained", [name for name, seeds in recipes.items() if len(seeds) >= 5], {}),
+        ("pretrained", ["smollm2"], {}),
+        ("stages", ["smollm2-two", "smollm2-four", "smollm2-all"], {}),
     ):
-        shown = {name: lines[name] for name in names}
+        shown = {name: lines[name] for name in names if name in lines}
         figure = curves.draw(plt, shown, ["reward", "errors"])
         for rule, level in marked.items():
             figure.axes[0].axhline(level, linestyle=":", linewidth=1)
