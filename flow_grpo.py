@@ -425,7 +425,7 @@ def update(
         # First the weights: N and T also count actions that are on other GPUs, or left out here.
         mini = weighted(actions, rollouts, token_mean)
         mini = ranks.own_actions(mini) if ranks else mini
-        if not (beta or more):  # actions with A = 0 have no gradient (but: docs/fork.md, a term)
+        if not (beta or more):  # actions with A = 0: no gradient (a term of yours: docs/fork.md)
             mini = [a for a in mini if a.A != 0]
         minis.append(mini)
 

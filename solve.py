@@ -63,7 +63,7 @@ from record.metrics import accuracy_line, calls_line, summary
 from record.rollouts import block, ending, record_of, trace
 from rewards.grade import grade
 from rewards.judge import cached
-from tools import TOOLS, choose, lacking, left_out, run_calls, without_contact
+from tools import TOOLS, available, choose, left_out, run_calls, without_contact
 from world.mistakes import Mistake, end_of_pipe
 from world.sandbox import protection
 from world.services import Cache
@@ -389,7 +389,7 @@ def answer(args, cast, questions, trial, path):
 
 def flags(words=None):
     args = solve_flags(words, tools=TOOLS, about=__doc__.split("\n")[0])
-    args.tools = args.tools or [name for name in TOOLS if not lacking(name)]
+    args.tools = args.tools or available()
     return args
 
 

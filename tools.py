@@ -120,7 +120,7 @@ def choose(names=None, corpus=None, cache=None):
     cache: a services.Cache for the results of tools that use the network.
     Mistake, as one sentence, for an unknown name, a missing key or a bad corpus.
     """
-    names = [name for name in TOOLS if not lacking(name)] if names is None else names
+    names = available() if names is None else names
     for name in names:
         if name not in TOOLS:
             raise Mistake(f"no tool is called {name!r}: choose from {', '.join(TOOLS)}")
@@ -140,6 +140,11 @@ def choose(names=None, corpus=None, cache=None):
             tool = replace(tool, run=search.remembered(cache, key, tool.run))
         tools[name] = tool
     return tools
+
+
+def available():
+    """The names of the tools that have their keys."""
+    return [name for name in TOOLS if not lacking(name)]
 
 
 def lacking(name):

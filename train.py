@@ -27,7 +27,7 @@ from pathlib import Path
 
 import solve  # imports neither torch nor transformers
 from record import flags
-from tools import TOOLS, lacking
+from tools import TOOLS, available
 
 given = partial(flags.train_flags, tools=TOOLS, about=__doc__.split("\n")[0])
 if __name__ == "__main__":
@@ -394,7 +394,7 @@ def settings(given):
         raise Mistake(f"the {twice[0]} is trained: leave out --{twice[0]}, which would not act")
     if Path(args.out).exists():
         raise Mistake(f"{args.out} exists: --resume {args.out} goes on; or give another --out")
-    args.tools = args.tools or [name for name in TOOLS if not lacking(name)]
+    args.tools = args.tools or available()
     return args
 
 

@@ -473,14 +473,14 @@ def draw():
         import matplotlib.pyplot as plt
     except ImportError:
         return print("The pictures need matplotlib: pip install matplotlib")
-    lines, recipes = {}, {}
+    lines = {}
     for row in read("curves"):
         name, _, seed = row["run"].rpartition("-seed")
         lines.setdefault(name, {}).setdefault(seed, {})[int(row["step"])] = row
     for row in read("pretrained-log"):
         name, _, seed = row["run"].partition(", ")
-        recipes.setdefault(name, {}).setdefault(seed, {})[int(row["step"])] = row
-    lines = {name: list(seeds.values()) for name, seeds in (lines | recipes).items()}
+        lines.setdefault(name, {}).setdefault(seed, {})[int(row["step"])] = row
+    lines = {name: list(seeds.values()) for name, seeds in lines.items()}
     kinds = ["flow-grpo", *(folder for _, folder, _ in CREDIT.values() if folder in lines)]
     plt.rcParams["figure.constrained_layout.use"] = True
     plt.rcParams["svg.hashsalt"] = "study"  # equal pictures are equal files

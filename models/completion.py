@@ -9,7 +9,6 @@ since the policy has to learn to end; a completion that was cut at max_new_token
 """
 
 import re
-from collections import Counter
 from dataclasses import dataclass, replace
 
 from world.text import printable
@@ -71,11 +70,10 @@ def servers_down(rollouts: list, tools: dict) -> str:
             return printable(f"{len(down)} of {len(some)} {what} were aborted ({down[0]})")
     for name in (n for n, tool in tools.items() if tool.from_web and "url" not in tool.arguments):
         results = [step.result for r in rollouts for step in r.memory.steps if step.tool == name]
-        hosts = Counter(found[1] for found in map(NO_SERVICE.match, results) if found)
-        for host, down in hosts.most_common(1):
-            if 2 * down > len(results) >= 10:
-                what = f"{host} did not answer {down} of {len(results)} calls of {name}"
-                return printable(what)
+        down = [found[1] for found in map(NO_SERVICE.match, results) if found]
+        if 2 * len(down) > len(results) >= 10:
+            calls = f"{len(down)} of {len(results)} calls of {name}"
+            return printable(f"{down[0]} did not answer {calls}")
     return ""
 
 

@@ -29,7 +29,6 @@ from collections import deque
 from itertools import islice
 from pathlib import Path
 
-import requests
 from tqdm import tqdm
 
 from world import pages, services
@@ -276,8 +275,7 @@ SESSION = services.session(tries=3)
 # Wikimedia answers 200 requests a minute of a client that says who runs it, and perhaps 10 of
 # another. (Other hosts do not learn the contact.) So no more than 190 are sent, by all GPUs.
 CONTACT = os.environ.get("WIKIMEDIA_CONTACT", "").encode("ascii", "ignore").decode().strip()
-WIKIMEDIA_AGENT = f"nano-agentflow/1.0 ({CONTACT or 'arXiv 2510.05592'}) "
-WIKIMEDIA_AGENT += f"python-requests/{requests.__version__}"
+WIKIMEDIA_AGENT = services.AGENT.format(CONTACT) if CONTACT else services.USER_AGENT
 PER_MINUTE = max(1, 190 // int(os.environ.get("WORLD_SIZE", 1)))
 SENT, PACE = deque([-math.inf] * PER_MINUTE, maxlen=PER_MINUTE), threading.Lock()
 
@@ -303,9 +301,9 @@ def mediawiki(language, params):
         time.sleep(max(0, SENT[0] + 60 - time.monotonic()))
         SENT.append(time.monotonic())
     params = {"action": "query", "format": "json", "formatversion": 2, **params}
-    request = {"params": params, "headers": {"User-Agent": WIKIMEDIA_AGENT}}
+    headers = {"User-Agent": WIKIMEDIA_AGENT}
     url, read = WIKIPEDIA.format(language), lambda data: data["query"]
-    return services.api(SESSION, "GET", url, read=read, **request)
+    return services.api(SESSION, "GET", url, params=params, headers=headers, read=read)
 
 
 def google_search(query, k=5):

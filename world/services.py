@@ -28,10 +28,8 @@ import urllib3
 
 from world.mistakes import Mistake
 
-USER_AGENT = (
-    "nano-agentflow/1.0 (educational reference of AgentFlow, https://arxiv.org/abs/2510.05592) "
-    f"python-requests/{requests.__version__}"
-)
+AGENT = f"nano-agentflow/1.0 ({{}}) python-requests/{requests.__version__}"
+USER_AGENT = AGENT.format("educational reference of AgentFlow, https://arxiv.org/abs/2510.05592")
 PAUSE = 0.5  # seconds before a request is repeated; doubled each time
 # What code raises that reads JSON of another shape
 SHAPE_ERRORS = (LookupError, TypeError, AttributeError, ValueError, OverflowError, RecursionError)
