@@ -64,7 +64,7 @@ from record.rollouts import block, ending, record_of, trace
 from rewards.grade import grade
 from rewards.judge import cached
 from tools import TOOLS, available, choose, left_out, run_calls, without_contact
-from world.mistakes import Mistake, end_of_pipe
+from world.mistakes import Mistake, drop_output
 from world.sandbox import protection
 from world.services import Cache
 from world.text import printable, truncate
@@ -250,11 +250,8 @@ def complete(engine, rollouts, prompt, settings):
 
 
 # ---------------------------------------------------------------------------------- who plays what
-def load_cast(args, loaded, say):
-    """(the engines of the fixed modules, the toolset, the judge or None).
-
-    Prints the first lines of a run. loaded: {name: engine} of the models that are in memory
-    already; those loaded here join them."""
+def load_tools(args):
+    """(the toolset, the cache). Before any model is loaded: Mistake for tools that do not fit."""
     cache = Cache(args.cache or ":memory:")
     tools = choose(args.tools, args.corpus, cache if args.cache else None)
     confined, protected = protection() if "python_coder" in tools else (True, "")
@@ -263,13 +260,22 @@ def load_cast(args, loaded, say):
         # A page could make the model read your files by the one and send them away by the other.
         cure = "leave python_coder or web_search out of --tools, or give --allow-unconfined"
         raise Mistake(f"{protected}: {cure}")
+    return tools, cache
+
+
+def load_cast(args, loaded, tools, cache, say):
+    """(the engines of the fixed modules, the judge or None).
+
+    Prints the first lines of a run. loaded: {name: engine} of the models that are in memory
+    already; those loaded here join them."""
     names = [("default", args.fixed), *((name, getattr(args, name)) for name in MODELS[1:-1])]
     fixed = {module: engine_of(name, args, loaded) for module, name in names if name}
     judge = None if args.judge == "none" else engine_of(args.judge, args, loaded)
     lines = [f"{module:<7} {engine}" for module, engine in fixed.items()]
     lines += [f"judge   {judge or 'none'}", f"tools   {', '.join(tools)}"]
+    protected = protection()[1] if "python_coder" in tools else ""
     say(*lines, *filter(None, [left_out(tools), without_contact(tools), protected]))
-    return fixed, tools, judge and cached(judge, cache, args.max_new_tokens)
+    return fixed, judge and cached(judge, cache, args.max_new_tokens)
 
 
 def engine_of(name, args, loaded):
@@ -306,10 +312,12 @@ def main(args):
         folders = answer_both(args, flags) if args.data or args.benchmark else args.compare
         return print(*compare(*folders, args.out), sep="\n")
     sets = load_questions(args)
+    tools, cache = load_tools(args)
     loaded = {}
     policy = engine_of(args.model, args, loaded)
     print(f"planner {policy}")
-    cast = policy, *load_cast(args, loaded, say=lambda *lines: print(*lines, sep="\n"))
+    fixed, judge = load_cast(args, loaded, tools, cache, lambda *lines: print(*lines, sep="\n"))
+    cast = policy, fixed, tools, judge
     local = [engine for name, engine in loaded.items() if not is_server(name)]
     if local:  # what the device has chosen is kept with the answers, as if it had been given
         args.dtype = str(local[0].model.dtype).removeprefix("torch.")
@@ -407,7 +415,8 @@ if __name__ == "__main__":
         main(flags())
         print(end="", flush=True)
     except BrokenPipeError:
-        end_of_pipe()
+        drop_output()
+        raise SystemExit(1) from None
     except Mistake as why:
         raise SystemExit(f"solve.py: {why}") from None
     except KeyboardInterrupt:

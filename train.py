@@ -27,7 +27,7 @@ from pathlib import Path
 
 import solve  # imports neither torch nor transformers
 from record import flags
-from tools import TOOLS, available
+from tools import TOOLS, available, without_contact
 
 given = partial(flags.train_flags, tools=TOOLS, about=__doc__.split("\n")[0])
 if __name__ == "__main__":
@@ -46,7 +46,7 @@ from record.folder import rows_of
 from record.health import advice, check_lines, cost_line, line_of, log_row
 from record.metrics import accuracy_line, calls_line, summary
 from scale import adapters, fit, masters, rehearsal, sharded
-from world.mistakes import Mistake, end_of_pipe
+from world.mistakes import Mistake
 
 TRAINED = ("planner",)  # of solve.MODULES: those that the policy plays, and that are trained
 SIGNALS = {}  # {those that have asked the run to end: when}
@@ -68,7 +68,7 @@ def one_step(step, args, data, cast, reference, optimizer, for_update, first):
     A, flat = advantages(rewards, groups)
     row = log_row(step, rollouts, usable, groups, flat, tools)
     say(*advice(row, rollouts), *(check_lines(row) if first else []))
-    actions = actions_of(usable, A)  # to train on fewer, filter these: the row has counted all
+    actions = actions_of(usable, A)  # to train on fewer rollouts: docs/fork.md
 
     middle = time.perf_counter()
     this_step = dict(temperature=temperature, seed=seed)
@@ -87,9 +87,9 @@ def train(args):
     if due(done):  # unless a kill came after it
         evaluate(args, cast, frozen, done, "valid", valid)
     saved = time.monotonic()  # when the last checkpoint was written
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
+    heed_signals()
 
+    step = done
     for step in range(done + 1, args.steps + 1):
         first = step == done + 1  # of this process
         here = step, args, data, cast, reference, optimizer, for_update, first
@@ -113,7 +113,7 @@ def train(args):
         if due(step):
             evaluate(args, cast, frozen, step, "valid", valid)
 
-    evaluate(args, cast, frozen, args.steps, "test", test)
+    evaluate(args, cast, frozen, step, "test", test)
     if args.rehearse and done == 0:  # after the checkpoint: its update is of random tokens
         learn = partial(update, policy.model, reference, optimizer, **for_update)
         say(*rehearsal.largest(args, policy, frozen, learn, Action))
@@ -123,7 +123,7 @@ def train(args):
     if args.rehearse and done < args.steps:
         say(rehearsal.whole_run(args, policy, *seconds))
         rehearsal.second_step(args, flags.resuming(args))
-    last = "best" if Path(args.out, "best").exists() else f"step-{args.steps}"
+    last = "best" if Path(args.out, "best").exists() else f"step-{step}"
     trained = [f"--{name} {args.out}/{last}" for name in TRAINED if name in flags.MODELS]
     model = f"{args.out}/{last}" if "planner" in TRAINED else args.model
     say(" ".join(["Done. Try: python solve.py --model", model, *trained]))
@@ -149,6 +149,7 @@ def rollouts_of(questions, copies, args, cast, temperature, seed):
     (experiments/forks/dapo.diff)."""
     own = [question for question in sharded.own(questions) for _ in range(copies)]
     torch.manual_seed(seed + 7_919 * sharded.RANK)
+    random.seed(seed + 7_919 * sharded.RANK)  # for a fork whose prompts, say, depend on chance
     rollouts = solve.roll_out(
         own,
         *cast,
@@ -181,6 +182,8 @@ def with_outcome(rollouts, group_size):
 def actions_of(rollouts, A):
     """[Action]: what the policy wrote in all turns of these rollouts, as it was sampled, even if it
     could not be parsed. This is the broadcast of Flow-GRPO: each turn of rollout i gets A_i."""
+    if len(A) != len(rollouts):
+        raise ValueError("A is of other rollouts: leave out the same ones in usable, groups and A")
     return [
         Action(completion.prompt_ids, completion.ids, i, A=A[i].item(), turn=t)
         for i, rollout in enumerate(rollouts)
@@ -211,9 +214,16 @@ def evaluate(args, cast, frozen, step, name, questions):
     checkpoints.mark_best(args.out, args.keep)
 
 
+def heed_signals():
+    """Ctrl-C, SIGTERM and a closed terminal (without nohup) now end the run after its step."""
+    nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    for number in (signal.SIGINT, signal.SIGTERM, *([] if nohup else [signal.SIGHUP])):
+        signal.signal(number, stop)
+
+
 def stop(number, frame):
-    """Ctrl-C or SIGTERM: the run ends after the present step. Ctrl-C again ends it at once, but not
-    within a second: `timeout --foreground` passes on what the terminal has already sent."""
+    """The run ends after the present step. Ctrl-C again ends it at once, but not within a second:
+    `timeout --foreground` passes on what the terminal has already sent."""
     now = time.monotonic()
     if not SIGNALS:
         say("\nStopping after this step; Ctrl-C again leaves at once.")
@@ -242,6 +252,10 @@ def set_up(args):
     if args.steps < done:
         raise Mistake(f"{args.out} has done {done} steps: give --steps {done} or more")
 
+    tools, cache = solve.load_tools(args)
+    if why := without_contact(tools):  # a run would wait for Wikipedia, and then stop
+        raise Mistake(why)
+
     # Fixed models play all modules but the planner. By default that is one frozen copy of the
     # policy as it began, which also is π_ref.
     policy = load_policy(args, checkpoint)
@@ -249,7 +263,7 @@ def set_up(args):
     loaded = {args.model: adapters.without(policy)} if args.lora else {}
     if args.beta:  # first: if --fixed were adapters on --model, these would be part of π_ref
         solve.engine_of(args.model, args, loaded)
-    fixed, tools, judge = solve.load_cast(args, loaded, say)
+    fixed, judge = solve.load_cast(args, loaded, tools, cache, say)
     frozen = loaded.get(args.model)
     reference = frozen.model if args.beta else None  # π_ref
     cast = policy, fixed, tools, judge
@@ -276,9 +290,10 @@ def set_up(args):
         rows=padded if args.plain else trees.rows,
         ranks=sharded if sharded.WORLD > 1 else None,
     )
+    checkpoints.refuse_small_disk(args, policy.model, optimizer)
     checkpoints.open_run(args, loaded, {"data": data, "valid": valid, "test": test}, done)
     if not checkpoint:
-        save(args, policy, optimizer, 0)  # a disk that is full shows now
+        save(args, policy, optimizer, 0)
     return (data, valid, test), cast, frozen, reference, optimizer, for_update, done
 
 
@@ -360,6 +375,7 @@ NIGHT = DEFAULTS | {
     "max_new_tokens": 512,
     "beta": 0.001,
     "every": 10,
+    "minutes": 30,
     "keep": 2,
 }
 # --paper: its batches, its plans, all weights at its rate. The steps are read off its figures; the
@@ -402,9 +418,6 @@ if __name__ == "__main__":
     try:
         ARGS = settings(GIVEN)
         train(ARGS)
-        print(end="", flush=True)
-    except BrokenPipeError:
-        end_of_pipe()
     except Mistake as why:  # any other exception is a bug, and keeps its traceback
         raise SystemExit(f"train.py: {why}") from None
     except torch.OutOfMemoryError as why:

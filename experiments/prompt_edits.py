@@ -112,7 +112,8 @@ def main():
         for name in args.model:
             flags = solve.flags(["--model", name, "--fixed", TOY, "--judge", "none"])
             policy = solve.engine_of(name, flags, loaded)
-            fixed, tools, _ = solve.load_cast(flags, loaded, say=lambda *_: None)
+            tools, cache = solve.load_tools(flags)
+            fixed, _ = solve.load_cast(flags, loaded, tools, cache, say=lambda *_: None)
             for edit, (old, new) in EDITS.items():
                 share = accuracy(questions, policy, fixed, tools, old, new)
                 table.writerow([name, edit, len(questions), f"{share:.4f}"])

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedConfig
-from transformers.utils import logging
+from transformers.utils import cached_file, logging
 
 from models.chat import Chat
 from models.completion import NEW_TOKENS, TOO_LONG, Completion, for_each, is_server
@@ -75,7 +75,7 @@ def load(
         config = load_config(name)
         model, report = AutoModelForCausalLM.from_pretrained(name, config=config, **settings)
     except OSError as why:
-        raise Mistake(f"there is no model {name!r}: {str(why).splitlines()[0]}") from why
+        raise Mistake(f"there is no model {name!r}: {reason(why)}") from why
     except ImportError as why:
         raise Mistake(f"{name!r} needs a package: {' '.join(str(why).split())}") from why
     if not tokenizer.chat_template:
@@ -105,6 +105,12 @@ def load(
         settings = dict(is_trainable=trainable, autocast_adapter_dtype=False)
         engine.model = peft().PeftModel.from_pretrained(model, given, **settings)
     return engine
+
+
+def reason(why):
+    """The first line of an error of transformers; the next one, too, if it announces that."""
+    lines = [line.strip() for line in str(why).splitlines() if line.strip()]
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
 
 
 def load_config(name):
@@ -214,6 +220,7 @@ def sample(
         past_key_values=cache,
         max_new_tokens=max_new_tokens,
         # no top_k, top_p here: what is scored would differ, so edit distribution(), which does both
+        # no stop_strings: padding after them would count as sampled, so add a token to chat.stops
         **(dict(do_sample=True, top_k=0, top_p=1.0) if temperature else {}),
         eos_token_id=stops or None,
         pad_token_id=pad,
@@ -459,10 +466,15 @@ def weights_of(model):
 
 
 def fingerprint(name: str) -> str:
-    """A hash of the weights in a folder: of each file's size and of 64 blocks spread over it.
+    """A hash of the weights in a folder, or of those that the hub had for a name: of each file's
+    size and of 64 blocks spread over it. "" if there are none.
 
-    It tells two models apart that were saved in the same folder, one after the other. "" for a name
-    on the hub."""
+    It tells two models apart that were saved in the same folder, one after the other."""
+    if not os.path.isdir(name):
+        try:
+            name = Path(cached_file(name, "config.json", local_files_only=True)).parent
+        except OSError:  # it has not been downloaded
+            return ""
     files = sorted(f for f in Path(name).glob("*") if f.suffix in (".safetensors", ".bin"))
     digest = hashlib.sha256()
     for file in files:

@@ -20,6 +20,7 @@ import os
 import pickle
 import re
 import shutil
+import signal
 from pathlib import Path
 
 import torch
@@ -29,7 +30,7 @@ from record.flags import CHECKPOINT_SETTINGS
 from record.folder import append, digest, identity, lock, refuse_links, replace_file, rows_of
 from record.rollouts import record_of
 from scale import sharded
-from world.mistakes import Mistake
+from world.mistakes import Mistake, drop_output
 
 # what reading a file that is no trainer-R.pt, or only half of one, may raise
 DAMAGED = pickle.UnpicklingError, ValueError, KeyError, TypeError, AttributeError, EOFError
@@ -37,9 +38,14 @@ DAMAGED += RuntimeError, IndexError, OSError
 
 
 def say(*lines):
-    """Print lines. With several GPUs, only the first rank prints."""
+    """Print lines. With several GPUs, only the first rank prints. If nobody reads them any more
+    (Ctrl-C has ended the tee of `| tee`, or a terminal was closed), the run ends as by SIGTERM."""
     if sharded.RANK == 0 and lines:
-        print(*lines, sep="\n", flush=True)
+        try:
+            print(*lines, sep="\n", flush=True)
+        except OSError:
+            drop_output()
+            signal.raise_signal(signal.SIGTERM)
 
 
 # ------------------------------------------------------------------------------------ the folder
@@ -55,6 +61,7 @@ def open_run(args, loaded, questions, done):
         begun.mkdir(parents=True, exist_ok=True)
         refuse_links(begun)
         lock(begun)
+        shutil.rmtree(begun / "writing", ignore_errors=True)  # half of one: the disk may be full
         if step_of(last_checkpoint(out)) != done:  # between our choice and our lock
             raise Mistake(f"another process has just written into {out}: run this again")
         for name, now in identity(args, loaded, questions).items():
@@ -132,6 +139,24 @@ def save(args, policy, optimizer, step):
         sync(out)
         forget_old(out, args.keep)
     sharded.wait()
+
+
+def refuse_small_disk(args, model, optimizer):
+    """Mistake if the checkpoints of the run will not fit on the disk. The first one, which has no
+    moments yet, does not show it."""
+    out = Path(args.out).absolute()
+    weights = sum(w.numel() * w.itemsize for w in model.parameters() if w.requires_grad)
+    state = sum(sharded.exchanged(optimizer.size()))
+    steps = args.rehearse["steps"] if args.rehearse else args.steps
+    number = steps // args.every + 2  # the first and the last one, too
+    # One is written before an older one is deleted. The best one keeps its weights.
+    needed = min(args.keep + 1 if args.keep else number, number) * (weights + state) + weights
+    ours = sum(file.stat().st_size for file in out.glob("step-*/*"))
+    disk = next(folder for folder in (out, *out.parents) if folder.exists())
+    free = shutil.disk_usage(disk).free + ours
+    if free < needed:
+        room = f"{needed / 1e9:.1f} GB, and {free / 1e9:.1f} are free"
+        raise Mistake(f"checkpoints in {args.out} need {room}: make room, or give another --out")
 
 
 def sync(path):

@@ -20,6 +20,8 @@ room for them, they are on the host; then one weight at a time crosses, 2 bytes 
 Each weight has an optimiser of its own, so only one gradient at a time is in float32.
 """
 
+from math import prod
+
 import torch
 from torch.distributed.tensor import DTensor
 
@@ -92,6 +94,11 @@ class Masters:
             if not self.is_own(name) and (found[name] or self.kinds_of(name).keys() == {"master"}):
                 found[name] = found[name] | {"master": master}
         return found
+
+    def size(self):
+        """The bytes of state_dict() after a step."""
+        kinds = [kind for name in self.masters for kind in self.kinds_of(name).values()]
+        return sum(prod(shape) * dtype.itemsize for dtype, shape in kinds)
 
     def load_state_dict(self, saved):
         """Take masters and moments back, exactly, out of `saved`, which may be as large as memory.

@@ -157,9 +157,9 @@ def test_the_script_for_a_night_goes_on_after_each_stop_and_then_stops_the_machi
         start,
         resume,
         resume,
-        "rsync -a -e ssh -o BatchMode=yes runs answers.sqlite HOME:",
+        "rsync -a --exclude trainer-*.pt -e ssh -o BatchMode=yes runs answers.sqlite HOME:",
         compare,
-        "rsync -a -e ssh -o BatchMode=yes runs answers.sqlite night.log HOME:",
+        "rsync -a --exclude trainer-*.pt -e ssh -o BatchMode=yes runs answers.sqlite night.log HOME:",
     ]
     others = "curl", "sleep", "tmux", "STOP"
     assert [call for call in calls if not call.startswith(others)] == wanted

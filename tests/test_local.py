@@ -19,7 +19,7 @@ from fast import prefix, trees
 from flow_grpo import Action, distribution
 from models import local
 from models.completion import TOO_LONG, outage
-from models.local import fingerprint, ignores_padding, load, sample, sampling_mode, save
+from models.local import fingerprint, ignores_padding, load, reason, sample, sampling_mode, save
 
 TINY = SIZE | dict(vocab_size=99, max_position_embeddings=256, pad_token_id=0, bos_token_id=1)
 TINY |= dict(eos_token_id=2, initializer_range=0.3)  # large: no two tokens nearly tie
@@ -481,6 +481,27 @@ def test_a_saved_model_is_the_same_model_and_keeps_the_published_configuration(t
     assert engine.fingerprint == again.fingerprint != ""
     (tmp_path / "copy/pytorch_model.bin").write_bytes(b"other weights")
     assert fingerprint(tmp_path / "copy") != again.fingerprint
+
+
+def test_other_weights_under_the_same_name_on_the_hub_are_noticed(monkeypatch, tmp_path):
+    monkeypatch.setattr(transformers.utils.hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    assert fingerprint("some/model") == ""
+    model, found = tmp_path / "models--some--model", []
+    for commit, weights in {"a": b"1", "b": b"2", "c": b"2"}.items():  # c: another README
+        (model / f"snapshots/{commit}").mkdir(parents=True)
+        (model / f"snapshots/{commit}/config.json").write_text("{}")
+        (model / f"snapshots/{commit}/model.safetensors").write_bytes(weights)
+        (model / "refs").mkdir(exist_ok=True)
+        (model / "refs/main").write_text(commit)
+        found.append(fingerprint("some/model"))
+    assert "" != found[0] != found[1] == found[2]
+
+
+def test_an_error_that_only_announces_its_reason_is_shown_with_it():
+    assert reason(OSError("a connection error when loading m:\n401 Unauthorized\nmore")) == (
+        "a connection error when loading m: 401 Unauthorized"
+    )
+    assert reason(OSError("m is no folder\nIf this is private, log in")) == "m is no folder"
 
 
 def quantise(folder, method):

@@ -365,7 +365,7 @@ def test_a_cache_keeps_what_the_judge_has_said_for_the_next_command(tmp_path):
     args = solve.flags([*words, "--max-new-tokens", "9"])
     for answers in ["Verdict: True"], []:
         engine = Script(*answers)
-        judge = solve.load_cast(args, {"m": engine}, say=lambda *lines: None)[2]
+        _, judge = solve.load_cast(args, {"m": engine}, *solve.load_tools(args), say=print)
         [completion] = judge(["Is it so?"])
         assert completion.text == "Verdict: True"
         settings = {"temperature": 0.0, "max_new_tokens": 9}
@@ -393,12 +393,11 @@ def test_code_that_nothing_confines_does_not_run_beside_a_search_that_reads_the_
     monkeypatch.setattr(solve, "protection", lambda: (False, "python_coder is NOT confined"))
     args = solve.flags(["q", "--tools", *tools, "--judge", "none", "--model", "m"])
     vars(args).update(flags)
-    load = lambda: solve.load_cast(args, {"m": Cast()}, say=lambda *lines: None)
     if refused:
         with pytest.raises(Mistake, match="NOT confined: leave python_coder or web_search out"):
-            load()
+            solve.load_tools(args)
     else:
-        assert list(load()[1]) == tools
+        assert list(solve.load_tools(args)[0]) == tools
 
 
 # -------------------------------------------------------------------------------- the command line

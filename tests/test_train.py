@@ -105,7 +105,8 @@ def place(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def signals_as_before():
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+    before = {number: signal.getsignal(number) for number in numbers}
     yield
     train.SIGNALS.clear()
     for number, handler in before.items():
@@ -296,6 +297,21 @@ def test_minutes_save_between_evaluations_and_a_run_begins_with_a_checkpoint(mon
     assert f"Try: python solve.py --model {out}/step-5\n" in text
 
 
+def test_a_disk_that_is_too_small_for_the_checkpoints_is_refused_before_the_first_step(monkeypatch):
+    disk, why = SimpleNamespace(), "train.py: checkpoints in small need 0.0 GB, and 0.0 are free: "
+    monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda folder: disk)
+    weights = 4 * sum(w.numel() for w in load("model", flow_grpo.distribution).model.parameters())
+    # two checkpoints, each with the weights and two moments, and the weights of the best one
+    disk.free, small = int(6.9 * weights), words("small", every=1, keep=1)
+    assert command(*small).startswith(why) and not Path("small").exists()
+    disk.free = int(7.1 * weights)
+    assert command(*small) == 0
+    disk.free = int(3.0 * weights)  # and what is there will be deleted
+    resume("small", "--steps", "5")
+    disk.free = 0
+    assert command("--resume", "small", "--steps", "6").startswith(why)
+
+
 def test_the_last_step_is_saved_and_evaluated_whatever_every_says():
     out = run("odd", steps=3, every=2, test="none")
     steps = [row["step"] for row in rows(out, "evals.csv")]
@@ -448,6 +464,30 @@ def test_a_ctrl_c_that_comes_twice_at_once_is_one_and_a_later_one_ends_at_once(m
     assert killed == [signal.SIGINT] and [*train.SIGNALS] == [signal.SIGINT]
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_run_that_loses_its_pipe_or_its_terminal_keeps_its_step(whole, monkeypatch, number):
+    reading, writing = os.pipe()
+    out, line_of = f"unread{number}", train.line_of
+
+    def ended(*row):
+        os.close(reading)  # as if Ctrl-C had ended the tee of `train.py | tee log`
+        if number == signal.SIGHUP:
+            signal.raise_signal(number)
+        return line_of(*row)
+
+    with monkeypatch.context() as patch, os.fdopen(writing, "w") as stdout:
+        patch.setattr(sys, "stdout", stdout)
+        patch.setattr(train, "line_of", ended)
+        assert command(*words(out)) == 128 + max(number, signal.SIGTERM)
+    assert len(rows(out)) == 1 and everything(resume(out)) == everything(whole)
+
+
+def test_nohup_is_not_undone():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    run("nohup", **QUICK)
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
 @pytest.mark.exhaustive
 def test_ctrl_c_ends_a_run_after_its_step_and_says_how_to_go_on(whole):
     process = started(*words("stopped"), INTERRUPTED="in step 1")
@@ -516,6 +556,21 @@ def test_what_a_stateful_tool_keeps_is_not_sent_to_the_other_gpus(monkeypatch):
     args = SimpleNamespace(max_turns=1, max_new_tokens=1)
     [sent] = pickle.loads(train.rollouts_of([None], 1, args, (), 1.0, 0))
     assert sent.state == {}
+
+
+def test_chance_in_a_prompt_of_a_fork_depends_on_the_seed_alone(monkeypatch):
+    args, seen = SimpleNamespace(max_turns=1, max_new_tokens=1), []
+    monkeypatch.setattr(solve, "roll_out", lambda *own, **how: seen.append(random.random()) or [])
+    for seed in (7, 7, 8):
+        train.rollouts_of([None], 1, args, (), 1.0, seed)
+    assert seen[0] == seen[1] != seen[2]
+
+
+def test_advantages_of_other_rollouts_are_refused():
+    rollouts = [SimpleNamespace(sampled=[Completion("", [1], [2])])] * 2
+    with pytest.raises(ValueError, match="A is of other rollouts"):
+        train.actions_of(rollouts, torch.ones(3))
+    assert [a.rollout for a in train.actions_of(rollouts, torch.ones(2))] == [0, 1]
 
 
 def test_the_line_of_the_cost_has_the_time_that_is_left_and_the_modules_shares():
@@ -963,6 +1018,12 @@ def test_a_mistake_that_people_make_daily_is_one_sentence(whole, capsys, given, 
     [line] = [line for line in lines if why in line]
     assert re.match(r"(train|__main__|pytest|-c)?[\w.]*: ", line) and left != 0
     assert not Path("mistake").exists()
+
+
+def test_a_run_does_not_ask_wikipedia_without_saying_for_whom(monkeypatch):
+    monkeypatch.setattr("world.search.CONTACT", "")
+    why = "train.py: for many searches of Wikipedia, set WIKIMEDIA_CONTACT to your e-mail"
+    assert command(*words("nobody", tools="wikipedia_search")).startswith(why)
 
 
 @pytest.mark.exhaustive

@@ -17,13 +17,12 @@ class Mistake(ValueError):
         return printable(super().__str__())
 
 
-def end_of_pipe():
-    """What stdout was piped into has read enough (`| head`): end quietly.
+def drop_output():
+    """Nobody reads stdout any more (`| head` has read enough): what is still unprinted is dropped.
 
-    The default of SIGPIPE would do that, too. But it would also end us, without a word, when a
+    The default of SIGPIPE would end us there. But it would also do so, without a word, when a
     worker of python_coder or a server closes its end of a pipe or a socket."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still unprinted
-    raise SystemExit(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def refuse_link(path, why):
