@@ -56,7 +56,8 @@ does not act: apart from the KL, the gradient is the three means of A_i ∇log �
     objective()         eq. 5 in plain loops: for reading, and for testing against
     distribution()      log π of all tokens: samples are drawn from it, and scored with it
     token_logps()       log π of each action token
-    token_weight()      1/N 1/T_i 1/|a|: the three means, as the weight of a token
+    token_weight()      1/N 1/T_i 1/|a|: the three means, as the weight of a token (here N is the
+                        number of rollouts in a mini-batch)
     loss()              -J of these tokens
     update()            one batch of rollouts -> optimiser steps
 
@@ -85,7 +86,7 @@ from models.local import MicroBatch, without_head
 
 CHUNK = 2**25  # the most logits in float32 at a time: 128 MiB, 220 tokens of a vocabulary of 152k
 # No step if the gradient's norm is EXPLODED * max_grad_norm or more. Such a gradient is probably a
-# numerical accident, and clipping would shorten it, but keep its meaningless direction.
+# numerical accident, and a shorter one would still have its meaningless direction.
 EXPLODED = 1000
 R_MAX = 11  # beyond this π_ref / π_θ the KL goes on straight in its logarithm, with slope R_MAX - 1
 
@@ -117,11 +118,10 @@ def advantages(rewards: Sequence[float], groups: Sequence[int]) -> tuple[Tensor,
         >>> [round(a, 3) for a in A.tolist()], flat
         ([1.155, -0.577, -0.577, 0.0, 0.0], 1)
 
-    All turns of a rollout share its A: nothing here finds the turn that mattered, and the paper's
-    appendix B, which rewrites the objective as one of single turns, does not show that A finds it.
-    So the bad turns of a lucky rollout are rewarded, too. But of two plans for the same state, the
-    worse one makes success less likely, so over many rollouts its mean A is lower. (Its mean push
-    can still be higher, because 1/T_i and 1/|a| weigh the turns: see token_weight().)
+    All turns of a rollout share its A: nothing here finds the turn that mattered. So the bad turns
+    of a lucky rollout are rewarded, too. But of two plans for the same state, the worse one makes
+    success less likely, so over many rollouts its mean A is lower. (Its mean push can still be
+    higher, because 1/T_i and 1/|a| weigh the turns: see token_weight().)
 
     The division by std is not part of a plain policy gradient. With it, every group that is not
     flat has the same Σ A² = n - 1. So questions that are nearly always or nearly never solved weigh
@@ -198,6 +198,7 @@ def padded(model, actions: Sequence[Action], token_budget: int) -> Iterator[Micr
         some, left = left[:number], left[number:]
         # the last token of a plan predicts nothing, so the model need not read it
         x = pad_sequence([torch.tensor(a.prompt_ids + a.ids[:-1]) for a in some], batch_first=True)
+        # (K,) where each action token is predicted, as an index into x.flatten()
         starts = [row * x.shape[1] + len(a.prompt_ids) - 1 for row, a in enumerate(some)]
         pairs = zip(starts, some, strict=True)
         place = torch.cat([start + torch.arange(len(a.ids)) for start, a in pairs])
@@ -227,17 +228,17 @@ def token_logps(model, batch: MicroBatch, temperature: float) -> Tensor:
     settings = {name: tensor.to(model.device) for name, tensor in batch.settings.items()}
 
     with without_head(model) as head:
-        states = model(x, logits_to_keep=keep, use_cache=False, **settings).logits  # (M, d)
-    states = states[which]  # (P, d)
+        hidden = model(x, logits_to_keep=keep, use_cache=False, **settings).logits  # (M, d)
+    hidden = hidden[which]  # (P, d)
 
-    def logps_at(states, y):  # (p, d), (p,) -> (p,)
-        return distribution(head(states), temperature).gather(-1, y[:, None]).squeeze(-1)
+    def logps_at(hidden, y):  # (p, d), (p,) -> (p,)
+        return distribution(head(hidden), temperature).gather(-1, y[:, None]).squeeze(-1)
 
     size = max(1, CHUNK // model.config.get_text_config().vocab_size)
     score = logps_at
     if len(y) > size:
         score = partial(checkpoint, logps_at, use_reentrant=False, preserve_rng_state=False)
-    logps = [score(*chunk) for chunk in zip(states.split(size), y.split(size), strict=True)]
+    logps = [score(*chunk) for chunk in zip(hidden.split(size), y.split(size), strict=True)]
     return torch.cat(logps)[copy]  # (P,) -> (K,)
 
 
@@ -331,10 +332,11 @@ def loss(
     (So the min: the clip alone would be flat above 1+ε' for A < 0, too, and would leave a bad token
     there that has become likelier.)
 
-    The KL is estimated token by token as k3 = r - log r - 1, with r = π_ref / π_θ. It is never
-    negative, and its mean over tokens drawn from π_θ is KL(π_θ ‖ π_ref): the mean of r is Σ π_ref =
-    1, that of -log r is the KL. Its mean gradient is that of the reversed KL, with the same minimum
-    (docs/fork.md, "Another KL"). The tokens were drawn from π_θold, so this is exact at ρ = 1 only.
+    The KL is estimated token by token as r - log r - 1, with r = π_ref / π_θ (J. Schulman calls it
+    k3). It is never negative, and its mean over tokens drawn from π_θ is KL(π_θ ‖ π_ref): the mean
+    of r is Σ π_ref = 1, that of -log r is the KL. Its mean gradient is that of the reversed KL,
+    with the same minimum (docs/fork.md, "Another KL"). The tokens were drawn from π_θold, so this
+    is exact at ρ = 1 only.
 
     The gradient of k3 is 1 - r for each ∇log π: one token that π_ref finds a thousand times
     likelier can outweigh all others, and end the run. So above R_MAX, r goes on as its tangent in
@@ -409,7 +411,8 @@ def update(
                     and ρ < 1-ε
         entropy     mean of -log π over the tokens. They were sampled from π_θold, so in the first
                     mini-batch this estimates its entropy
-        grad_norm   norm of the gradient before clipping, mean over the mini-batches that have one
+        grad_norm   norm of the gradient before max_grad_norm acts, mean over the mini-batches that
+                    have one
         skipped     steps skipped because the gradient was not finite, or far too large
         loss        -J, mean over the optimiser steps; it does not measure learning, see loss()
 
@@ -456,7 +459,7 @@ def update(
             ranks.sum_gradients(model, sums)
         sums = {name: value.item() for name, value in sums.items()}
         totals.update(sums)
-        # clips the gradient, and returns its norm before
+        # scales the gradient down, and returns its norm before
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm).item()
         norms.append(norm)
         # One bad mini-batch must not end the run.

@@ -30,7 +30,7 @@ class Step:
     sub_goal: str
     command: str  # the tool call, written out; "" if it could not be parsed
     result: str
-    error: bool = False  # a tool-calling error: the result starts with "Error:"
+    error: bool = False  # of the plan, the call or the tool: the result starts with "Error:"
     # The verifier's STOP or CONTINUE; "" until it has read the step. If the plan could not be
     # parsed, the verifier is not asked, and this is CONTINUE.
     verdict: str = ""

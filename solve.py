@@ -200,7 +200,7 @@ def roll_out(
         called = [rollout for rollout, _ in written]  # each with a Call, or an Unparsed
 
         bar.set_postfix_str(f"turn {turn} tools")
-        calls, states = [r.call for r in called], [r.state for r in called]
+        calls, states = [r.call for r in called], [r.state for r in called]  # tools', not s^t
         results = run_calls(calls, states, tools, ask_model)
         for rollout, result in zip(called, results, strict=True):
             plan, command = rollout.plans[-1], ""

@@ -53,7 +53,10 @@ SIGNALS = {}  # {those that have asked the run to end: when}
 
 
 def one_step(step, args, data, cast, reference, optimizer, for_update, first):
-    """A step of Flow-GRPO -> its row of log.csv, its rollouts, the seconds of both halves."""
+    """A step of Flow-GRPO -> its row of log.csv, its rollouts, the seconds of both halves.
+
+    cast: who plays what, as roll_out() takes it: policy, fixed engines, toolset, judge.
+    for_update: the settings of update(). first: of this process."""
     policy, _, tools, _ = cast
     start, seed = time.perf_counter(), args.seed * 1_000_003 + step
     temperature = args.temperature  # of sampling and of the ratio: edit it here for a schedule
@@ -84,14 +87,14 @@ def train(args):
     due = lambda step: step % args.every == 0 or step == args.steps  # of a validation
     if done == 0:
         evaluate(args, cast, frozen, 0, "test", test)
-    if due(done):  # unless a kill came after it
+    if due(done):  # a kill may have come before it
         evaluate(args, cast, frozen, done, "valid", valid)
     saved = time.monotonic()  # when the last checkpoint was written
     heed_signals()
 
     step = done
     for step in range(done + 1, args.steps + 1):
-        first = step == done + 1  # of this process
+        first = step == done + 1
         here = step, args, data, cast, reference, optimizer, for_update, first
         row, rollouts, seconds = one_step(*here)
         add_row(Path(args.out, "log.csv"), row)
@@ -114,15 +117,10 @@ def train(args):
             evaluate(args, cast, frozen, step, "valid", valid)
 
     evaluate(args, cast, frozen, step, "test", test)
-    if args.rehearse and done == 0:  # after the checkpoint: its update is of random tokens
-        learn = partial(update, policy.model, reference, optimizer, **for_update)
-        say(*rehearsal.largest(args, policy, frozen, learn, Action))
-        if sharded.any_rank(SIGNALS):
-            raise SystemExit(128 + max(SIGNALS, default=signal.SIGTERM))
-    sharded.stop()
     if args.rehearse and done < args.steps:
-        say(rehearsal.whole_run(args, policy, *seconds))
-        rehearsal.second_step(args, flags.resuming(args))
+        learn = partial(update, policy.model, reference, optimizer, **for_update)
+        rehearse(args, policy, frozen, learn, seconds)
+    sharded.stop()
     last = "best" if Path(args.out, "best").exists() else f"step-{step}"
     trained = [f"--{name} {args.out}/{last}" for name in TRAINED if name in flags.MODELS]
     model = f"{args.out}/{last}" if "planner" in TRAINED else args.model
@@ -233,6 +231,20 @@ def stop(number, frame):
 
 
 # -------------------------------------------------------------------------------- before the steps
+def rehearse(args, policy, frozen, learn, seconds):
+    """--rehearse, after its step and the checkpoint: the largest batches, and a second process.
+
+    learn: update() with all but the actions. seconds: those of the step."""
+    if args.steps == 1:
+        say(*rehearsal.largest(args, policy, frozen, learn, Action))
+        if sharded.any_rank(SIGNALS):
+            raise SystemExit(128 + max(SIGNALS, default=signal.SIGTERM))
+    say(rehearsal.whole_run(args, policy, *seconds))
+    if args.steps == 1:
+        sharded.stop()
+        rehearsal.second_step(flags.resuming(args))
+
+
 def set_up(args):
     """The questions, the models, the optimiser, the settings of update(), and the last finished
     step, of a new run or of one that goes on."""

@@ -87,7 +87,6 @@ def whole_run(args, policy, rollout_seconds, update_seconds):
     )
 
 
-def second_step(args, words):
-    """This process becomes a second step, resumed with these words, unless it is that one."""
-    if args.steps == 1:
-        os.execv(sys.executable, [sys.executable, sys.argv[0], *words, "--steps", "2"])
+def second_step(words):
+    """This process becomes a second step, resumed with these words."""
+    os.execv(sys.executable, [sys.executable, sys.argv[0], *words, "--steps", "2"])

@@ -152,14 +152,15 @@ def test_the_script_for_a_night_goes_on_after_each_stop_and_then_stops_the_machi
     assert f"tmux pipe-pane exec cat >> '{tmp_path}/night.log'" in calls
     start, resume = f"python train.py {flags[1]}", f"python train.py {flags[1]} --resume runs/first"
     compare = "python solve.py --compare MODEL runs/first/step-7 ..."
+    keep = "rsync -a --exclude trainer-*.pt -e ssh -o BatchMode=yes runs answers.sqlite"
     wanted = [
         start,
         start,
         resume,
         resume,
-        "rsync -a --exclude trainer-*.pt -e ssh -o BatchMode=yes runs answers.sqlite HOME:",
+        f"{keep} HOME:",
         compare,
-        "rsync -a --exclude trainer-*.pt -e ssh -o BatchMode=yes runs answers.sqlite night.log HOME:",
+        f"{keep} night.log HOME:",
     ]
     others = "curl", "sleep", "tmux", "STOP"
     assert [call for call in calls if not call.startswith(others)] == wanted
