@@ -248,7 +248,7 @@ def rehearse(args, policy, frozen, learn, seconds):
 def set_up(args):
     """The questions, the models, the optimiser, the settings of update(), and the last finished
     step, of a new run or of one that goes on."""
-    plan_memory(args)
+    choose_device(args)
     data, valid, test = three_sets(args.data, args.valid, args.test, args.limit, args.seed)
     numbers = f"{len(data)} to train on, {len(valid)} to validate, {len(test)} to test"
     say(f"data    {args.data}: {numbers}")
@@ -323,7 +323,7 @@ def load_policy(args, checkpoint):
     return policy
 
 
-def plan_memory(args):
+def choose_device(args):
     """Join the other GPUs. Then fill in the flags of memory that were not given, by what is free,
     and the learning rate, which depends on them. A resumed run keeps its choice."""
     args.device = sharded.start(args.device)

@@ -1075,14 +1075,14 @@ def test_the_learning_rate_and_the_memory_plan_follow_the_model_and_its_company(
     monkeypatch.setattr(train.fit, "choose", choose)
     given = ["--model", "model", "--judge", "judge", "--verifier", "http://h:1/v1", "--out", "new"]
     args = train.settings(train.given(given))
-    train.plan_memory(args)
+    train.choose_device(args)
     assert (args.lr, args.token_budget, args.sampling_bytes) == (lr, 99, 77)
     ((chosen_by_user, plan),) = plans
     assert plan["others"] == {"judge", "http://h:1/v1"} and not chosen_by_user
     assert plan["frozen"] and plan["adapters_first"]
     served = ["--fixed", "http://h:1/v1", "--beta", "0", "--paper"]
     for more, rank in (([], 0), (["--lora", "8"], 8)):  # the paper's: all weights
-        train.plan_memory(train.settings(train.given([*given, *served, *more])))
+        train.choose_device(train.settings(train.given([*given, *served, *more])))
         chosen_by_user, plan = plans.pop()
         assert chosen_by_user == {"lora": rank}
         assert not plan["frozen"]
