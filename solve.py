@@ -36,6 +36,7 @@ Slow imports (torch) are inside functions.
 """
 
 import importlib.util
+import random
 import signal
 import sys
 import time
@@ -200,7 +201,7 @@ def roll_out(
         called = [rollout for rollout, _ in written]  # each with a Call, or an Unparsed
 
         bar.set_postfix_str(f"turn {turn} tools")
-        calls, states = [r.call for r in called], [r.state for r in called]  # tools', not s^t
+        calls, states = [r.call for r in called], [r.state for r in called]  # the tools' own
         results = run_calls(calls, states, tools, ask_model)
         for rollout, result in zip(called, results, strict=True):
             plan, command = rollout.plans[-1], ""
@@ -254,13 +255,18 @@ def load_tools(args):
     """(the toolset, the cache). Before any model is loaded: Mistake for tools that do not fit."""
     cache = Cache(args.cache or ":memory:")
     tools = choose(args.tools, args.corpus, cache if args.cache else None)
-    confined, protected = protection() if "python_coder" in tools else (True, "")
+    confined, protected = protection_of(tools)
     reads_web = "web_search" in tools and tools["web_search"].from_web
     if reads_web and not confined and not args.allow_unconfined:
         # A page could make the model read your files by the one and send them away by the other.
         cure = "leave python_coder or web_search out of --tools, or give --allow-unconfined"
         raise Mistake(f"{protected}: {cure}")
     return tools, cache
+
+
+def protection_of(tools):
+    """(is python_coder, if it is one of them, confined?, a sentence about that)"""
+    return protection() if "python_coder" in tools else (True, "")
 
 
 def load_cast(args, loaded, tools, cache, say):
@@ -273,8 +279,8 @@ def load_cast(args, loaded, tools, cache, say):
     judge = None if args.judge == "none" else engine_of(args.judge, args, loaded)
     lines = [f"{module:<7} {engine}" for module, engine in fixed.items()]
     lines += [f"judge   {judge or 'none'}", f"tools   {', '.join(tools)}"]
-    protected = protection()[1] if "python_coder" in tools else ""
-    say(*lines, *filter(None, [left_out(tools), without_contact(tools), protected]))
+    more = left_out(tools), without_contact(tools), protection_of(tools)[1]
+    say(*lines, *filter(None, more))
     return fixed, judge and cached(judge, cache, args.max_new_tokens)
 
 
@@ -373,7 +379,9 @@ def answer(args, cast, questions, trial, path):
     for start in range(0, len(questions), args.batch):
         batch, rollouts = questions[start : start + args.batch], kept[start : start + args.batch]
         if not rollouts:
-            torch.manual_seed((args.seed * 1_009 + trial) * 1_000_003 + start)
+            seed = (args.seed * 1_009 + trial) * 1_000_003 + start
+            torch.manual_seed(seed)
+            random.seed(seed)  # for a fork whose prompts, say, depend on chance
             rollouts = roll_out(
                 batch,
                 *cast,

@@ -230,7 +230,7 @@ def stop(number, frame):
         os.kill(os.getpid(), signal.SIGINT)
 
 
-# -------------------------------------------------------------------------------- before the steps
+# -------------------------------------------------------------------------------- around the steps
 def rehearse(args, policy, frozen, learn, seconds):
     """--rehearse, after its step and the checkpoint: the largest batches, and a second process.
 
@@ -266,7 +266,7 @@ def set_up(args):
 
     tools, cache = solve.load_tools(args)
     if why := without_contact(tools):  # a run would wait for Wikipedia, and then stop
-        raise Mistake(why)
+        raise Mistake(f"{why}; or give --corpus, or leave wikipedia_search out of --tools")
 
     # Fixed models play all modules but the planner. By default that is one frozen copy of the
     # policy as it began, which also is π_ref.

@@ -100,7 +100,7 @@ def load(
         raise Mistake(f"{name!r} {why}: use another model, or a server's address")
     if name != given:
         seen = Path(given, "base.txt")
-        if seen.exists() and seen.read_text() != fingerprint(name):
+        if seen.exists() and seen.read_text() not in ("", fingerprint(name)):
             raise Mistake(f"{given} has adapters for other weights than {name} now has")
         settings = dict(is_trainable=trainable, autocast_adapter_dtype=False)
         engine.model = peft().PeftModel.from_pretrained(model, given, **settings)
@@ -475,7 +475,7 @@ def fingerprint(name: str) -> str:
             name = Path(cached_file(name, "config.json", local_files_only=True)).parent
         except OSError:  # it has not been downloaded
             return ""
-    files = sorted(f for f in Path(name).glob("*") if f.suffix in (".safetensors", ".bin"))
+    files = sorted(Path(name).glob("*model*.safetensors")) or sorted(Path(name).glob("*.bin"))
     digest = hashlib.sha256()
     for file in files:
         size = file.stat().st_size

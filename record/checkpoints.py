@@ -15,6 +15,7 @@ back to the checkpoint that a run goes on from.
 With several GPUs, the first rank writes; each writes its own trainer-R.pt."""
 
 import csv
+import errno
 import json
 import os
 import pickle
@@ -43,7 +44,9 @@ def say(*lines):
     if sharded.RANK == 0 and lines:
         try:
             print(*lines, sep="\n", flush=True)
-        except OSError:
+        except OSError as why:
+            if why.errno not in (errno.EPIPE, errno.EIO):  # a full disk, say
+                raise
             drop_output()
             signal.raise_signal(signal.SIGTERM)
 
@@ -148,14 +151,14 @@ def refuse_small_disk(args, model, optimizer):
     weights = sum(w.numel() * w.itemsize for w in model.parameters() if w.requires_grad)
     state = sum(sharded.exchanged(optimizer.size()))
     steps = args.rehearse["steps"] if args.rehearse else args.steps
-    number = steps // args.every + 2  # the first and the last one, too
+    number = steps + 1 if args.minutes else steps // args.every + 2  # with the first, and the last
     # One is written before an older one is deleted. The best one keeps its weights.
     needed = min(args.keep + 1 if args.keep else number, number) * (weights + state) + weights
-    ours = sum(file.stat().st_size for file in out.glob("step-*/*"))
+    there = [file for folder in (*step_folders(out), out / "writing") for file in folder.glob("*")]
     disk = next(folder for folder in (out, *out.parents) if folder.exists())
-    free = shutil.disk_usage(disk).free + ours
-    if free < needed:
-        room = f"{needed / 1e9:.1f} GB, and {free / 1e9:.1f} are free"
+    room = shutil.disk_usage(disk).free + sum(file.stat().st_size for file in there)
+    if room < needed:
+        room = f"{needed / 1e9:.1f} GB, and there is room for {room / 1e9:.1f}"
         raise Mistake(f"checkpoints in {args.out} need {room}: make room, or give another --out")
 
 

@@ -35,7 +35,7 @@ class Masters:
     make([master]) returns an optimiser of torch for one master. With several ranks it sees only its
     part of a weight, as a matrix of fewer rows: right for AdamW, SGD and Lion, not for optimisers
     that factor matrices (Adafactor, Muon). device: where masters and moments are; None: beside the
-    weights. If you change the weights yourself, make the optimiser anew: its next step overwrites
+    weights. If you change weights yourself, copy them into `masters`, too: the next step overwrites
     each bfloat16 weight from its master."""
 
     @torch.no_grad()

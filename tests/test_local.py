@@ -479,7 +479,9 @@ def test_a_saved_model_is_the_same_model_and_keeps_the_published_configuration(t
         for one, other in zip(engine.model.parameters(), again.model.parameters(), strict=True)
     )
     assert engine.fingerprint == again.fingerprint != ""
-    (tmp_path / "copy/pytorch_model.bin").write_bytes(b"other weights")
+    (tmp_path / "copy/pytorch_model.bin").write_bytes(b"another format, which is not loaded")
+    assert fingerprint(tmp_path / "copy") == again.fingerprint
+    (tmp_path / "copy/model.safetensors").write_bytes(b"other weights")
     assert fingerprint(tmp_path / "copy") != again.fingerprint
 
 

@@ -298,7 +298,8 @@ def test_minutes_save_between_evaluations_and_a_run_begins_with_a_checkpoint(mon
 
 
 def test_a_disk_that_is_too_small_for_the_checkpoints_is_refused_before_the_first_step(monkeypatch):
-    disk, why = SimpleNamespace(), "train.py: checkpoints in small need 0.0 GB, and 0.0 are free: "
+    why = "train.py: checkpoints in small need 0.0 GB, and there is room for 0.0: make"
+    disk = SimpleNamespace()
     monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda folder: disk)
     weights = 4 * sum(w.numel() for w in load("model", flow_grpo.distribution).model.parameters())
     # two checkpoints, each with the weights and two moments, and the weights of the best one
@@ -308,8 +309,13 @@ def test_a_disk_that_is_too_small_for_the_checkpoints_is_refused_before_the_firs
     assert command(*small) == 0
     disk.free = int(3.0 * weights)  # and what is there will be deleted
     resume("small", "--steps", "5")
+    half = Path("small/writing/half")  # of a run that was killed: resuming deletes it
+    half.parent.mkdir()
+    half.write_bytes(bytes(5 * weights))
     disk.free = 0
-    assert command("--resume", "small", "--steps", "6").startswith(why)
+    resume("small", "--steps", "6")
+    assert command("--resume", "small", "--steps", "7").startswith(why)
+    assert command(*words("small2", every=9, steps=8, minutes=30, keep=0)).startswith(why[:26])
 
 
 def test_the_last_step_is_saved_and_evaluated_whatever_every_says():
@@ -401,7 +407,7 @@ MOMENTS = {  # {when: (module, function, which of its calls)}, after the moment 
     "in an evaluation": (train, "summary", 1),
     "before its row is written": (train, "add_row", 1),
     "before it is marked as the best": (train.checkpoints, "mark_best", 1),
-    "while older ones are deleted": (checkpoints.shutil, "rmtree", 2),
+    "while older ones are deleted": (checkpoints.shutil, "rmtree", 3),
     "while another one is marked": (Path, "rename", 3),
     "in the last evaluation": (train, "summary", 1),
 }
