@@ -184,6 +184,7 @@ def warm(args):
     if counts.total() < 0.9 * CHECKED or len(counts) < 4 or max(counts.values()) > CHECKED / 2:
         print(f"That is not as it should be: delete {folder} and give more --warm-steps")
     local.save(engine.model, engine.tokenizer, beside)
+    (beside / "steps.txt").write_text(str(args.warm_steps))
     beside.rename(folder)
 
 
@@ -218,6 +219,10 @@ def everything(args):
     refuse_mixed("pretrained", folder.name, ["warm-started", *seeds, "perfect plans"])
     if not (folder / "warm").exists():
         warm(args)
+    made = (folder / "warm/steps.txt").read_text()
+    if made != str(args.warm_steps):
+        what = f"{folder} begins with a warm start of {made} steps"
+        raise Mistake(f"{what}: delete it, or give --warm-steps {made}")
     write_questions(folder)
     how = flags_of(args)
     planners = {"warm-started": folder / "warm"}

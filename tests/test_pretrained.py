@@ -177,6 +177,10 @@ def test_a_whole_run_ends_in_a_table_and_is_not_repeated(folder, tmp_path):
     assert all(row["n"] == "24" and row["model"] == folder.name for row in rows)
     [step] = csv.DictReader(open(tmp_path / "pretrained-log.csv", newline=""))
     assert step["run"] == f"{folder.name}, seed 0" and step["step"] == "1"
+    words[2] = "2"
+    command = [sys.executable, "-c", code, *words]
+    other = subprocess.run(command, cwd=pretrained.ROOT, capture_output=True, text=True)
+    assert "begins with a warm start of 1 steps: delete it, or give --warm-steps 1" in other.stderr
 
 
 def test_a_stage_that_begins_again_looks_at_the_steps_that_count(tmp_path):
