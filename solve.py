@@ -256,11 +256,11 @@ def load_tools(args):
     cache = Cache(args.cache or ":memory:")
     tools = choose(args.tools, args.corpus, cache if args.cache else None)
     confined, protected = protection_of(tools)
-    reads_web = "web_search" in tools and tools["web_search"].from_web
-    if reads_web and not confined and not args.allow_unconfined:
-        # A page could make the model read your files by the one and send them away by the other.
-        cure = "leave python_coder or web_search out of --tools, or give --allow-unconfined"
-        raise Mistake(f"{protected}: {cure}")
+    from_web = any(tool.from_web for tool in tools.values())
+    if from_web and not confined and not args.allow_unconfined:
+        # A text of the web could make the model run code that reads your files and sends them away.
+        cure = "leave python_coder out of --tools, or all that reads the web"
+        raise Mistake(f"{protected}: {cure}, or give --allow-unconfined")
     return tools, cache
 
 

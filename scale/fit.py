@@ -57,7 +57,7 @@ class Sizes(NamedTuple):
 
 def sizes(name, rank=32):
     try:
-        config = AutoConfig.from_pretrained(local.base_of(name) or name)
+        config = AutoConfig.from_pretrained(local.base_of(name) or name, trust_remote_code=False)
     except (OSError, ValueError) as why:
         raise Mistake(f"there is no model {name!r}: {local.reason(why)}") from why
     with torch.device("meta"):

@@ -595,6 +595,17 @@ def test_a_model_that_cannot_work_is_one_sentence(spoil, sentence, tmp_path):
         load(name, distribution)
 
 
+def test_code_in_a_checkpoint_is_not_run_nor_asked_for(monkeypatch, tmp_path):
+    name = write(tmp_path / "m")
+    config = json.loads((tmp_path / "m/config.json").read_text())
+    config |= {"model_type": "new", "auto_map": {"AutoConfig": "evil.Config"}}
+    (tmp_path / "m/config.json").write_text(json.dumps(config))
+    (tmp_path / "m/evil.py").write_text("raise SystemExit('it has run')")
+    monkeypatch.setattr("builtins.input", lambda question: "y")
+    with pytest.raises(ValueError, match="there is no model '.*' that can be loaded: "):
+        load(name, distribution)
+
+
 def rewrite(folder, change):
     weights = load_file(folder / "model.safetensors")
     change(weights)

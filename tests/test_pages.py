@@ -217,10 +217,12 @@ def test_a_long_page_is_cut_at_its_limit_and_is_never_in_memory(serve, loopback,
     tracemalloc.stop()
 
 
+TWICE = b"Content-Encoding: gzip\r\nContent-Encoding: gzip\r\n\r\n"
 BROKEN = {
     "404 Not Found": reply("x", status="404 " + "x" * 100),
     "the connection was dropped": reply("x", length=99),
     "BadStatusLine": b"220 smtp.example.com\r\n",
+    "an encoding that nobody asked for": lambda send: send(HTTP + TWICE),
     "DecodeError": reply(b"not gzip", Content_Encoding="gzip"),
     **{
         f"with {kind or ''!r}, which is not text": reply("x", kind=kind)
@@ -306,6 +308,18 @@ CHARSETS = [
 @pytest.mark.parametrize("kind, body, text", CHARSETS)
 def test_a_page_is_read_in_the_charset_of_browsers(serve, loopback, kind, body, text):
     assert fetch(serve(reply(body, kind=kind)).url)[1] == text
+
+
+def test_a_header_of_spaces_is_read_once(serve, loopback):
+    folds = b"\r\n".join([b" " * 60_000] * 20)  # quadratic work would take hours
+    page = b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=" + folds + b"!\r\n\r\nIron"
+    assert fetch(serve(lambda send: send(page)).url)[1] == "Iron"
+
+
+def test_an_address_of_accents_is_not_sorted(serve, loopback):
+    where = "//a" + "\u0301\u0323" * 400_000  # urljoin() would take minutes
+    page = reply(f"<meta http-equiv=refresh content='0; url={where}'>")
+    assert refusal(serve(page).url) == "it leads to an address of more than 2000 characters"
 
 
 def test_all_members_of_a_packed_page_are_read(serve, loopback):

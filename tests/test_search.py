@@ -205,6 +205,18 @@ def test_a_corpus_that_has_changed_is_indexed_again(large):
     assert wikipedia_search("unobtainium", large) == "[1] Unobtainium: It is hard to get."
 
 
+def test_an_index_that_came_with_another_text_is_not_used(large):
+    """Whoever sends both can choose size and mtime, and keep them."""
+    before = Path(large).stat()
+    assert wikipedia_search("atomic number of iron", large).splitlines() == [IRON]
+    text = Path(large).read_text("utf-8").replace("26", "99")
+    Path(large).write_text(text, "utf-8")
+    os.utime(large, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert Path(large).stat().st_size == before.st_size
+    search.index.cache_clear()
+    assert "99" in wikipedia_search("atomic number of iron", large)
+
+
 def test_half_an_index_is_not_used(large, monkeypatch):
     rows = search.rows_of
 

@@ -381,7 +381,8 @@ PAGES = '{"title": "Tin", "text": "a metal", "url": "https://metals.org/tin"}\n'
         (["python_coder", "web_search"], {}, True),
         (["python_coder", "web_search"], {"allow_unconfined": True}, False),
         (["python_coder", "web_search"], {"corpus": "pages.jsonl"}, False),
-        (["python_coder", "wikipedia_search"], {}, False),
+        (["python_coder", "wikipedia_search"], {}, True),
+        (["python_coder", "wikipedia_search"], {"corpus": "pages.jsonl"}, False),
         (["base_generator", "web_search"], {}, False),
     ],
 )
@@ -394,7 +395,7 @@ def test_code_that_nothing_confines_does_not_run_beside_a_search_that_reads_the_
     args = solve.flags(["q", "--tools", *tools, "--judge", "none", "--model", "m"])
     vars(args).update(flags)
     if refused:
-        with pytest.raises(Mistake, match="NOT confined: leave python_coder or web_search out"):
+        with pytest.raises(Mistake, match="NOT confined: leave python_coder out of --tools"):
             solve.load_tools(args)
     else:
         assert list(solve.load_tools(args)[0]) == tools

@@ -488,6 +488,11 @@ def test_a_run_that_loses_its_pipe_or_its_terminal_keeps_its_step(whole, monkeyp
     assert len(rows(out)) == 1 and everything(resume(out)) == everything(whole)
 
 
+def test_no_line_commands_the_terminal(capsys):
+    checkpoints.say("the code has changed: \x1b[2K")
+    assert capsys.readouterr().out == "the code has changed: \\x1b[2K\n"
+
+
 def test_nohup_is_not_undone():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     run("nohup", **QUICK)

@@ -33,7 +33,7 @@ from tqdm import tqdm
 
 from world import pages, services
 from world.mistakes import Mistake, refuse_link
-from world.text import truncate, visible
+from world.text import printable, truncate, visible
 
 PASSAGE = 1100  # characters of a passage, so that k = 3 of them fit into a result
 IN_MEMORY = 8_000_000  # bytes of a corpus; the index of a larger one is a file beside it
@@ -162,9 +162,11 @@ def index(corpus):
     That file is written in one transaction, so half of one counts as none; of several processes,
     one writes it, and the others wait. If the corpus changes, it is written again."""
     size, version = os.path.getsize(corpus), "pragma user_version"
+    # mtime, and ctime: whoever sends a corpus cannot send an index of other texts that fits
+    times = os.stat(corpus).st_mtime_ns, os.stat(corpus).st_ctime_ns
     writable = os.access(Path(corpus).parent, os.W_OK)
     code = Path(__file__).read_bytes()  # it decides what the index holds
-    wanted = zlib.crc32(f"{size} {os.stat(corpus).st_mtime_ns}".encode() + code) >> 1
+    wanted = zlib.crc32(f"{size} {times}".encode() + code) >> 1
     path = f"{corpus}.fts5" if size > IN_MEMORY and writable else ":memory:"
     for end in ("", "-journal", "-wal", "-shm"):  # SQLite writes these beside it
         refuse_link(path + end, "its other end would be overwritten")
@@ -176,7 +178,7 @@ def index(corpus):
         if table.execute(version).fetchone() != (wanted,):
             for name in ("vocabulary", "words", "passages"):
                 table.execute(f"drop table if exists {name}")
-            what = f"indexing {Path(corpus).name}"
+            what = f"indexing {printable(Path(corpus).name)}"
             fill(table, tqdm(rows_of(corpus), what, unit=" passages", delay=2, disable=None))
             if not table.execute("select 1 from passages limit 1").fetchone():
                 raise Mistake(f"{corpus}: this corpus of wikipedia_search has no passages")
