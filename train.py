@@ -92,7 +92,7 @@ def train(args):
     saved = time.monotonic()  # when the last checkpoint was written
     heed_signals()
 
-    step = done
+    step = done  # where nothing is left to do
     for step in range(done + 1, args.steps + 1):
         first = step == done + 1
         here = step, args, data, cast, reference, optimizer, for_update, first
