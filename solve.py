@@ -201,7 +201,7 @@ def roll_out(
         called = [rollout for rollout, _ in written]  # each with a Call, or an Unparsed
 
         bar.set_postfix_str(f"turn {turn} tools")
-        calls, states = [r.call for r in called], [r.state for r in called]  # the tools' own
+        calls, states = [r.call for r in called], [r.state for r in called]  # not s^t: tools' own
         results = run_calls(calls, states, tools, ask_model)
         for rollout, result in zip(called, results, strict=True):
             plan, command = rollout.plans[-1], ""
@@ -252,20 +252,20 @@ def complete(engine, rollouts, prompt, settings):
 
 # ---------------------------------------------------------------------------------- who plays what
 def load_tools(args):
-    """(the toolset, the cache). Before any model is loaded: Mistake for tools that do not fit."""
+    """(the toolset, the cache). Mistake for tools that cannot be used, before a model is loaded."""
     cache = Cache(args.cache or ":memory:")
     tools = choose(args.tools, args.corpus, cache if args.cache else None)
     confined, protected = protection_of(tools)
     from_web = any(tool.from_web for tool in tools.values())
     if from_web and not confined and not args.allow_unconfined:
-        # A text of the web could make the model run code that reads your files and sends them away.
-        cure = "leave python_coder out of --tools, or all that reads the web"
+        # Text from the web could make the model run code that reads your files and sends them away.
+        cure = "leave python_coder out of --tools, or every tool that reads the web"
         raise Mistake(f"{protected}: {cure}, or give --allow-unconfined")
     return tools, cache
 
 
 def protection_of(tools):
-    """(is python_coder, if it is one of them, confined?, a sentence about that)"""
+    """(is python_coder confined, a sentence about it); (True, "") if it is not among the tools."""
     return protection() if "python_coder" in tools else (True, "")
 
 

@@ -56,7 +56,7 @@ def one_step(step, args, data, cast, reference, optimizer, for_update, first):
     """A step of Flow-GRPO -> its row of log.csv, its rollouts, the seconds of both halves.
 
     cast: who plays what, as roll_out() takes it: policy, fixed engines, toolset, judge.
-    for_update: the settings of update(). first: of this process."""
+    for_update: the settings of update(). first: is it the first of this process?"""
     policy, _, tools, _ = cast
     start, seed = time.perf_counter(), args.seed * 1_000_003 + step
     temperature = args.temperature  # of sampling and of the ratio: edit it here for a schedule
@@ -87,12 +87,12 @@ def train(args):
     due = lambda step: step % args.every == 0 or step == args.steps  # of a validation
     if done == 0:
         evaluate(args, cast, frozen, 0, "test", test)
-    if due(done):  # a kill may have come before it
+    if due(done):  # a kill may have prevented it
         evaluate(args, cast, frozen, done, "valid", valid)
     saved = time.monotonic()  # when the last checkpoint was written
     heed_signals()
 
-    step = done  # where nothing is left to do
+    step = done  # and stays so if no step is left
     for step in range(done + 1, args.steps + 1):
         first = step == done + 1
         here = step, args, data, cast, reference, optimizer, for_update, first
@@ -181,7 +181,7 @@ def actions_of(rollouts, A):
     """[Action]: what the policy wrote in all turns of these rollouts, as it was sampled, even if it
     could not be parsed. This is the broadcast of Flow-GRPO: each turn of rollout i gets A_i."""
     if len(A) != len(rollouts):
-        raise ValueError("A is of other rollouts: leave out the same ones in usable, groups and A")
+        raise ValueError("A has another length: remove the same from usable, groups and A")
     return [
         Action(completion.prompt_ids, completion.ids, i, A=A[i].item(), turn=t)
         for i, rollout in enumerate(rollouts)

@@ -111,7 +111,7 @@ def load(
 
 
 def reason(why):
-    """The first line of an error of transformers; the next one, too, if it announces that."""
+    """The first line of an error of transformers, and the second if the first ends with a colon."""
     lines = [line.strip() for line in str(why).splitlines() if line.strip()]
     return " ".join(lines[: 2 if lines[0].endswith(":") else 1])
 
@@ -223,7 +223,7 @@ def sample(
         past_key_values=cache,
         max_new_tokens=max_new_tokens,
         # no top_k, top_p here: what is scored would differ, so edit distribution(), which does both
-        # no stop_strings: padding after them would count as sampled, so add a token to chat.stops
+        # no stop_strings: padding after them would count as sampled; add a token to chat.stops
         **(dict(do_sample=True, top_k=0, top_p=1.0) if temperature else {}),
         eos_token_id=stops or None,
         pad_token_id=pad,
@@ -469,7 +469,7 @@ def weights_of(model):
 
 
 def fingerprint(name: str) -> str:
-    """A hash of the weights in a folder, or of those that the hub had for a name: of each file's
+    """A hash of the weights in a folder, or of those downloaded under a hub name: of each file's
     size and of 64 blocks spread over it. "" if there are none.
 
     It tells two models apart that were saved in the same folder, one after the other."""

@@ -65,7 +65,7 @@ def open_run(args, loaded, questions, done):
         begun.mkdir(parents=True, exist_ok=True)
         refuse_links(begun)
         lock(begun)
-        shutil.rmtree(begun / "writing", ignore_errors=True)  # half of one: the disk may be full
+        shutil.rmtree(begun / "writing", ignore_errors=True)  # the disk may be full
         if step_of(last_checkpoint(out)) != done:  # between our choice and our lock
             raise Mistake(f"another process has just written into {out}: run this again")
         for name, now in identity(args, loaded, questions).items():
@@ -146,8 +146,8 @@ def save(args, policy, optimizer, step):
 
 
 def refuse_small_disk(args, model, optimizer):
-    """Mistake if the checkpoints of the run will not fit on the disk. The first one, which has no
-    moments yet, does not show it."""
+    """Mistake if the checkpoints of the run will not fit on the disk. Saving the first one is no
+    test: it has no moments yet."""
     out = Path(args.out).absolute()
     weights = sum(w.numel() * w.itemsize for w in model.parameters() if w.requires_grad)
     state = sum(sharded.exchanged(optimizer.size()))

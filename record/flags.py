@@ -103,7 +103,7 @@ def train_flags(words=None, *, tools, about):
     add = parser.add_argument_group("the run").add_argument
     help = "save, and evaluate on --valid, every so many steps (default: 10; --paper 5)"
     add("--every", type=int, help=help)
-    add("--minutes", type=float, help="save after so many, too (default: 30; the toy never)")
+    add("--minutes", type=float, help="save as often, too (default: 30; the toy: never)")
     add("--keep", type=int, help="checkpoints to keep, the newest (default: 2; the toy all)")
     add("--out", help="the run's folder, which must not exist (default: runs/MODEL-seedN)")
     add("--resume", metavar="RUN", help="go on with it; --steps and --token-budget may change")

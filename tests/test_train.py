@@ -579,7 +579,7 @@ def test_chance_in_a_prompt_of_a_fork_depends_on_the_seed_alone(monkeypatch):
 
 def test_advantages_of_other_rollouts_are_refused():
     rollouts = [SimpleNamespace(sampled=[Completion("", [1], [2])])] * 2
-    with pytest.raises(ValueError, match="A is of other rollouts"):
+    with pytest.raises(ValueError, match="another length: remove the same"):
         train.actions_of(rollouts, torch.ones(3))
     assert [a.rollout for a in train.actions_of(rollouts, torch.ones(2))] == [0, 1]
 

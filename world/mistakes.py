@@ -20,8 +20,8 @@ class Mistake(ValueError):
 def drop_output():
     """Nobody reads stdout any more (`| head` has read enough): what is still unprinted is dropped.
 
-    The default of SIGPIPE would end us there. But it would also do so, without a word, when a
-    worker of python_coder or a server closes its end of a pipe or a socket."""
+    SIGPIPE's default would end us there, too, but also, without a word, when a worker of
+    python_coder or a server closes its end of a pipe or a socket."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -146,8 +146,8 @@ def fetch(url, seconds=15, limit=2_000_000):
 
 
 def target(url, location):
-    """Where a page at this URL sends its reader. ServiceError if that is too long: urljoin() would
-    sort 100,000 accents for minutes, and nothing could interrupt it."""
+    """Where a page at this URL sends its reader. ServiceError if that is too long: urljoin()
+    normalises it, which takes minutes for 100,000 accents, and nothing could interrupt it."""
     if len(location) > URL_LIMIT:
         raise ServiceError(f"it leads to an address of more than {URL_LIMIT} characters")
     return urljoin(url, location)
@@ -190,7 +190,7 @@ SUPERSETS |= dict.fromkeys(("iso8859-11", "tis-620"), "cp874") | {"big5": "big5h
 SUPERSETS |= dict.fromkeys(("gb2312", "gbk"), "gb18030") | {"shift_jis": "cp932", "euc_kr": "cp949"}
 # Python also has "zip" and the like, and UTF-7, which browsers do not read
 CHARSETS = tuple("utf-8 utf-16 iso cp koi8 mac gb big5 euc hz".split())
-LABEL = rb"\s*+=\s*+[\"']?\s*+([\w.:-]{1,40})"  # `+`: n spaces cost n, not n²
+LABEL = rb"\s*+=\s*+[\"']?\s*+([\w.:-]{1,40})"  # `*+`: n spaces cost n steps, not n²
 IN_HEADER = re.compile(b"charset" + LABEL, re.IGNORECASE)
 IN_DOCUMENT = re.compile(rb"<(?:meta[^>]*charset|\?xml[^>]*encoding)" + LABEL, re.IGNORECASE)
 

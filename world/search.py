@@ -162,7 +162,7 @@ def index(corpus):
     That file is written in one transaction, so half of one counts as none; of several processes,
     one writes it, and the others wait. If the corpus changes, it is written again."""
     size, version = os.path.getsize(corpus), "pragma user_version"
-    # mtime, and ctime: whoever sends a corpus cannot send an index of other texts that fits
+    # ctime, too: whoever sends a corpus can choose its size and mtime, and add a false index
     times = os.stat(corpus).st_mtime_ns, os.stat(corpus).st_ctime_ns
     writable = os.access(Path(corpus).parent, os.W_OK)
     code = Path(__file__).read_bytes()  # it decides what the index holds
