@@ -720,7 +720,7 @@ EDITS = [  # of what lies between the formula and the optimiser's step
     ("logits.float() / temperature", "logits.float()"),
     ("len(a.prompt_ids) - 1 for row", "len(a.prompt_ids) for row"),
     ("y = torch.tensor([token for a in batch.actions for token in a.ids])", "y = batch.place % 63"),
-    ("states = states[which]", "pass"),
+    ("hidden = hidden[which]", "pass"),
     ("torch.cat(logps)[copy]", "torch.cat(logps)"),
     ("turns[a.rollout], len(rollouts)", "1, len(rollouts)"),
     ("turns[a.rollout], len(rollouts)", "turns[a.rollout], len(actions)"),
