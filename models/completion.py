@@ -11,7 +11,6 @@ since the policy has to learn to end; a completion that was cut at max_new_token
 import re
 from dataclasses import dataclass, replace
 
-from world.text import printable
 
 NEW_TOKENS = 1024  # the limit of a completion, unless the caller or the checkpoint sets one
 TOO_LONG = "The prompt, with room for the answer, is longer than the model's context."
@@ -67,13 +66,12 @@ def servers_down(rollouts: list, tools: dict) -> str:
         many = len({r.question.question for r in failed}) >= 8
         down = [r.failed for r in failed if many or outage(r.failed)]
         if 2 * len(down) > len(some) and (some is rollouts or len(some) >= 4):
-            return printable(f"{len(down)} of {len(some)} {what} were aborted ({down[0]})")
+            return f"{len(down)} of {len(some)} {what} were aborted ({down[0]})"
     for name in (n for n, tool in tools.items() if tool.from_web and "url" not in tool.arguments):
         results = [step.result for r in rollouts for step in r.memory.steps if step.tool == name]
         down = [found[1] for found in map(NO_SERVICE.match, results) if found]
         if 2 * len(down) > len(results) >= 10:
-            calls = f"{len(down)} of {len(results)} calls of {name}"
-            return printable(f"{down[0]} did not answer {calls}")
+            return f"{down[0]} did not answer {len(down)} of {len(results)} calls of {name}"
     return ""
 
 

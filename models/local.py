@@ -78,7 +78,7 @@ def load(
     except Mistake:
         raise
     except (OSError, ValueError) as why:
-        raise Mistake(f"there is no model {name!r} that can be loaded: {reason(why)}") from why
+        raise Mistake(f"there is no model {name!r} that can be loaded: {headline(why)}") from why
     except ImportError as why:
         raise Mistake(f"{name!r} needs a package: {' '.join(str(why).split())}") from why
     if not tokenizer.chat_template:
@@ -103,14 +103,14 @@ def load(
         raise Mistake(f"{name!r} {why}: use another model, or a server's address")
     if name != given:
         seen = Path(given, "base.txt")
-        if seen.exists() and seen.read_text() not in ("", fingerprint(name)):
+        if seen.exists() and seen.read_text() not in ("", fingerprint(name)):  # "": not known
             raise Mistake(f"{given} has adapters for other weights than {name} now has")
         settings = dict(is_trainable=trainable, autocast_adapter_dtype=False)
         engine.model = peft().PeftModel.from_pretrained(model, given, **settings)
     return engine
 
 
-def reason(why):
+def headline(why):
     """The first line of an error of transformers, and the second if the first ends with a colon."""
     lines = [line.strip() for line in str(why).splitlines() if line.strip()]
     return " ".join(lines[: 2 if lines[0].endswith(":") else 1])

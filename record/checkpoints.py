@@ -153,14 +153,15 @@ def refuse_small_disk(args, model, optimizer):
     state = sum(sharded.exchanged(optimizer.size()))
     steps = args.rehearse["steps"] if args.rehearse else args.steps
     number = steps + 1 if args.minutes else steps // args.every + 2  # with the first, and the last
-    # One is written before an older one is deleted. The best one keeps its weights.
-    needed = min(args.keep + 1 if args.keep else number, number) * (weights + state) + weights
+    if args.keep:  # one is written before an older one is deleted
+        number = min(number, args.keep + 1)
+    needed = number * (weights + state) + weights  # the best one keeps its weights
     there = [file for folder in (*step_folders(out), out / "writing") for file in folder.glob("*")]
     disk = next(folder for folder in (out, *out.parents) if folder.exists())
     room = shutil.disk_usage(disk).free + sum(file.stat().st_size for file in there)
     if room < needed:
-        room = f"{needed / 1e9:.1f} GB, and there is room for {room / 1e9:.1f}"
-        raise Mistake(f"checkpoints in {args.out} need {room}: make room, or give another --out")
+        why = f"need {needed / 1e9:.1f} GB, and there is room for {room / 1e9:.1f}"
+        raise Mistake(f"checkpoints in {args.out} {why}: make room, or give another --out")
 
 
 def sync(path):

@@ -7,7 +7,7 @@ if every question is too easy or too hard."""
 from collections import Counter
 
 from record.metrics import summary
-from world.text import printable, truncate
+from world.text import truncate
 
 
 def log_row(step, rollouts, usable, groups, flat, tools):
@@ -49,16 +49,16 @@ def advice(row, rollouts):
     """Lines about what keeps a run from learning, before its update is paid for."""
     whys = Counter(rollout.failed for rollout in rollouts if rollout.failed)
     for why, times in whys.most_common(3):
-        yield f"        failed {times} times: {printable(why)}"
+        yield f"        failed {times} times: {why}"
     steps = [step for rollout in rollouts for step in rollout.memory.steps]
     if row["unreadable"] > 0.2 * len(steps):
         example = next(step.result for step in steps if not step.tool)
         unread = f"{row['unreadable']} of {len(steps)} plans"
-        yield f"        {unread} could not be parsed, such as: {printable(example)}"
+        yield f"        {unread} could not be parsed, such as: {example}"
     for name in [name for name in row if f"{name}_errors" in row and name != "unreadable"]:
         if row[name] >= 5 and row[f"{name}_errors"] == row[name]:
             result = next(step.result for step in steps if step.tool == name)
-            why = printable(truncate(result, 200))
+            why = truncate(result, 200)
             yield f"        none of the {row[name]} calls of {name} worked, as: {why}"
     if row["flat"] == row["groups"]:
         yield "        all groups are flat: all rollouts of a question have the same reward"

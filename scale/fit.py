@@ -59,7 +59,7 @@ def sizes(name, rank=32):
     try:
         config = AutoConfig.from_pretrained(local.base_of(name) or name, trust_remote_code=False)
     except (OSError, ValueError) as why:
-        raise Mistake(f"there is no model {name!r}: {local.reason(why)}") from why
+        raise Mistake(f"there is no model {name!r}: {local.headline(why)}") from why
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     text = config.get_text_config()

@@ -19,7 +19,7 @@ from fast import prefix, trees
 from flow_grpo import Action, distribution
 from models import local
 from models.completion import TOO_LONG, outage
-from models.local import fingerprint, ignores_padding, load, reason, sample, sampling_mode, save
+from models.local import fingerprint, headline, ignores_padding, load, sample, sampling_mode, save
 
 TINY = SIZE | dict(vocab_size=99, max_position_embeddings=256, pad_token_id=0, bos_token_id=1)
 TINY |= dict(eos_token_id=2, initializer_range=0.3)  # large: no two tokens nearly tie
@@ -500,10 +500,10 @@ def test_other_weights_under_the_same_name_on_the_hub_are_noticed(monkeypatch, t
 
 
 def test_an_error_that_only_announces_its_reason_is_shown_with_it():
-    assert reason(OSError("a connection error when loading m:\n401 Unauthorized\nmore")) == (
+    assert headline(OSError("a connection error when loading m:\n401 Unauthorized\nmore")) == (
         "a connection error when loading m: 401 Unauthorized"
     )
-    assert reason(OSError("m is no folder\nIf this is private, log in")) == "m is no folder"
+    assert headline(OSError("m is no folder\nIf this is private, log in")) == "m is no folder"
 
 
 def quantise(folder, method):
